@@ -1,0 +1,56 @@
+"""One frozen settings object, read once at start (command line, `cli.py`; Python, `EngineSettings(...)`)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from regrow.policy.request import Exactness
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What an engine is started with. None means: decided at start, and said so in the log.
+
+    model: a preset ("demo", "random:FAMILY[:SIZE]") or a local directory. context: cells a slot holds.
+    chunk: tokens a read chunk holds, a multiple of 64. cache_mib: the budget of the ledger (B1).
+    decode_share: the part of a chunk's time that running streams get after it. model_dir: where converted
+    models are kept. ask_deadline_s bounds every ask between actors. debug: check integrity after every step.
+    """
+
+    model: str = "demo"
+    parallel: int = 4
+    context: int | None = None
+    dtype: DType = "auto"
+    device: Device = "auto"
+    threads: int | None = None
+    chunk: int = 256
+    decode_share: float = 0.5
+    exact: Exactness | None = None
+    cache: bool = True
+    checkpoints: int = 6
+    checkpoint_every: int = 16384
+    roots: int = 8
+    root_min: int = 256
+    cache_mib: int | None = None
+    queue: int = 64
+    event_buffer: int = 4096
+    ask_deadline_s: float = 60.0
+    drain_s: float = 30.0
+    model_dir: Path | None = None
+    chat_template: str | None = None
+    debug: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """How the HTTP server listens. `body_limit` in bytes."""
+
+    host: str = "127.0.0.1"
+    port: int = 8420
+    served_names: tuple[str, ...] = ()
+    keepalive_s: float = 5.0
+    body_limit: int = 32 * 1024 * 1024
+    message_limit: int = 10_000

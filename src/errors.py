@@ -1,0 +1,70 @@
+"""The tree of errors: raised where the fact is known, turned into HTTP in one place (`api/errors.py`)."""
+
+
+class RegrowError(Exception):
+    """Base of all errors that regrow raises on purpose."""
+
+
+class BadRequest(RegrowError):
+    """The request cannot be served as it is; `param` names the field, `code` is OpenAI's error code."""
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+class ContextLengthExceeded(BadRequest):
+    """Prompt and answer do not fit the context of a slot (sizes in tokens)."""
+
+    def __init__(self, prompt: int, max_tokens: int, context: int) -> None:
+        super().__init__(
+            f"the prompt has {prompt} tokens and max_tokens is {max_tokens}: "
+            f"together they exceed the context of {context} tokens",
+            param="messages",
+            code="context_length_exceeded",
+        )
+
+
+class ModelNotFound(RegrowError):
+    """The request names a model that is not served."""
+
+
+class Overloaded(RegrowError):
+    """The queue or a mailbox is full; `retry_after` is a number of seconds worth waiting."""
+
+    def __init__(self, message: str, retry_after: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class Draining(RegrowError):
+    """The engine is shutting down and takes no new work."""
+
+
+class DeadlineExceeded(RegrowError):
+    """A request or an ask was not finished by its deadline."""
+
+
+class SlowConsumer(RegrowError):
+    """The reader of an event stream fell behind its bounded buffer."""
+
+
+class ActorDown(RegrowError):
+    """The actor that was asked has crashed or stopped before it answered."""
+
+
+class DeviceFailed(RegrowError):
+    """A step on the device failed; the device is restarted with fresh arenas."""
+
+
+class NonFiniteLogits(RegrowError):
+    """The model gave NaN or infinity for this request; nothing of it is kept."""
+
+
+class ModelRefused(RegrowError):
+    """The model cannot be served; the message says why."""
+
+
+class BadConfig(RegrowError):
+    """A setting has a wrong value; the message names the option and what is allowed."""

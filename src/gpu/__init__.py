@@ -1,0 +1,1 @@
+"""Tensors: slot arenas, running state, the model runner, sampling, digests. Knows no actor."""

@@ -1,0 +1,224 @@
+"""What crosses the edge between the actors and the tensors: chunks, rows, results, and the `Runner` protocol.
+
+The actors touch a tensor only through these types. `gpu/runner.py` implements `Runner` with a real model,
+`tests/world/fake_runner.py` with scripted tokens and durations.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from regrow.policy.keys import Keys
+from regrow.policy.request import SamplingParams
+
+StateKind = Literal["conv", "recurrent"]
+
+
+@dataclass(frozen=True, slots=True)
+class CellSpec:
+    """One per-position tensor of one layer. Its arena is [slots, heads, max_context + 1, dim]."""
+
+    layer: int
+    name: str  # "k", "v", or another per-position tensor the layer keeps, e.g. "indexer"
+    heads: int
+    dim: int
+    dtype: torch.dtype
+
+    @property
+    def bytes_per_token(self) -> int:
+        return self.heads * self.dim * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """One running-state tensor of one layer. Its arenas are [slots, *shape]."""
+
+    layer: int
+    kind: StateKind
+    index: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What the model's layers keep, as found by probing; never read from a table of model names."""
+
+    cells: tuple[CellSpec, ...]
+    states: tuple[StateSpec, ...]
+
+    @property
+    def hybrid(self) -> bool:
+        return bool(self.states)
+
+    @property
+    def bytes_per_token(self) -> int:
+        return sum(cell.bytes_per_token for cell in self.cells)
+
+    @property
+    def bytes_per_checkpoint(self) -> int:
+        return sum(state.nbytes for state in self.states)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens of one slot to be read in one piece: cells [start, start + n).
+
+    ids: int64 [n]. positions: int64 [n], where a position is not the cell index (pictures); None means
+    start, start + 1, ... want_logits: also return the logits of the last token (a prompt of one token).
+    """
+
+    slot: int
+    start: int
+    ids: Keys
+    embeddings: torch.Tensor | None = None
+    positions: npt.NDArray[np.int64] | None = None
+    want_logits: bool = False
+
+
+class LogitsMask(Protocol):
+    """A constraint on the next token, run on the device thread (grammars)."""
+
+    def apply(self, logits: torch.Tensor) -> None:
+        """Set the logits [vocab] of forbidden tokens to -inf, in place."""
+
+    def accept(self, token: int) -> None:
+        """Advance by the token that was drawn."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One slot's part in a decode step: `token` goes into cell `length` of `slot`.
+
+    counter: how many tokens of this answer were drawn before (the sampler's counter). prompt_ids and
+    answer_ids feed the penalties. banned: token ids that may not be drawn in this step.
+    """
+
+    slot: int
+    token: int
+    length: int
+    sampling: SamplingParams
+    counter: int = 0
+    prompt_ids: Keys | None = None
+    answer_ids: Sequence[int] = ()
+    banned: frozenset[int] = frozenset()
+    mask: LogitsMask | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Tokens drawn by one decode step: for row i, `tokens[i]` holds 1..k of them (more than one with
+    drafts), or none where its logits were not finite. The caller says with `commit` how many it keeps."""
+
+    tokens: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """What a chunk gave: the logits [vocab] of its last token where wanted."""
+
+    logits: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A copy of one slot's running state at `position` (R4). Owned memory: never a view of an arena."""
+
+    position: int
+    states: tuple[torch.Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(state.nbytes for state in self.states)
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """A hash (hex) of every part of a session (V1): part name -> hash; names say kind, layer and index."""
+
+    length: int
+    parts: tuple[tuple[str, str], ...]
+
+    @property
+    def value(self) -> str:
+        """One hash over all parts and the length."""
+        return hashlib.blake2b(repr((self.length, self.parts)).encode(), digest_size=16).hexdigest()
+
+
+class Runner(Protocol):
+    """A model with its slot arenas. Every method is called on the device thread, one at a time.
+
+    A slot is reading (its running state is in its rest row) or joined (in its decode row).
+    """
+
+    @property
+    def geometry(self) -> Geometry: ...
+
+    @property
+    def slots(self) -> int: ...
+
+    @property
+    def context(self) -> int:
+        """Cells a slot can hold."""
+        ...
+
+    def length(self, slot: int) -> int:
+        """Return how many cells of `slot` are valid."""
+        ...
+
+    def empty(self, slot: int) -> None:
+        """Forget what `slot` holds: its length becomes 0 and the next chunk starts fresh."""
+        ...
+
+    def mount(self, slot: int, position: int, state: Snapshot | None) -> None:
+        """Cut `slot` back to `position` and restore the running state there.
+
+        `state` is None only for a model without running state. Raises ValueError where the state's position
+        differs (R4) or the cells do not reach `position`.
+        """
+        ...
+
+    def read(self, chunk: Chunk) -> ReadResult:
+        """Read one chunk into cells [start, start + n) and advance the running state."""
+        ...
+
+    def snapshot(self, slot: int) -> Snapshot | None:
+        """Copy the running state of a slot that is not joined; None where it is not finite."""
+        ...
+
+    def join(self, slot: int) -> None:
+        """Move the running state from the rest row to the decode row."""
+        ...
+
+    def leave(self, slot: int) -> None:
+        """Move the running state back to the rest row."""
+        ...
+
+    def sample(self, row: Row, logits: torch.Tensor) -> int | None:
+        """Draw a token from `logits` [vocab] as a step would; None where they are not finite."""
+        ...
+
+    def step(self, rows: Sequence[Row]) -> StepResult:
+        """Feed one token a row (joined slots), in one batch, and draw the next tokens."""
+        ...
+
+    def commit(self, slot: int, n: int) -> None:
+        """Keep n of the tokens that the last step fed for `slot`: its length grows by n."""
+        ...
+
+    def digest(self, slot: int) -> Digest:
+        """Hash every part of what `slot` holds."""
+        ...
+
+    def reset(self) -> None:
+        """Start again with fresh arenas: every slot is empty."""
+        ...

@@ -1,0 +1,1 @@
+"""Loading models, presets, chat templates and their boundaries, incremental detokenising."""

@@ -1,0 +1,65 @@
+"""What a request asks for, as frozen values that every layer shares."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+CacheUse = Literal["on", "off", "read-only"]
+Exactness = Literal["full", "cache", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep everything.
+
+    seed: the request's own random stream; token i of the answer draws from (seed, i) alone, so a row's
+    sample depends on nothing but its own request.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """When an answer ends. Token ids are applied on the device, strings by the slot.
+
+    token_ids: end tokens of the model and the request's own; never emitted as text.
+    """
+
+    max_tokens: int
+    token_ids: frozenset[int] = frozenset()
+    strings: tuple[str, ...] = ()
+    min_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """One request to the engine: either chat `messages` (rendered by the model's template) or a raw `prompt`.
+
+    messages: OpenAI-shaped mappings with `role` and `content`. prompt: text, or token ids.
+    max_tokens: None means what the context leaves. deadline_s: seconds from submission.
+    stop: strings that end the answer and are not part of it. progress: also yield ReadProgress events.
+    """
+
+    messages: Sequence[Mapping[str, object]] = ()
+    prompt: str | Sequence[int] | None = None
+    tools: Sequence[Mapping[str, object]] = ()
+    template_options: Mapping[str, object] = field(default_factory=dict)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    cache: CacheUse = "on"
+    cache_salt: str | None = None
+    priority: int = 0
+    deadline_s: float | None = None
