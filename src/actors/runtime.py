@@ -1,0 +1,263 @@
+"""A small actor runtime: bounded mailboxes, tell and ask, supervision with a restart limit.
+
+Every actor is one asyncio task that handles one message at a time from an anyio memory stream. A `tell` never
+waits; an `ask` waits for the reply, with a deadline. An actor that raises is replaced by a fresh one from its
+factory under the same reference; what its mailbox held is lost, asks in it fail with `ActorDown`, and its
+watchers are told `Down`. More than `restarts` crashes within `period_s` seconds stop the whole system.
+
+The runtime knows nothing of models.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar, cast
+
+import anyio
+import structlog
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from regrow.errors import ActorDown, DeadlineExceeded, Overloaded, RegrowError
+
+log = structlog.get_logger(__name__)
+R = TypeVar("R")
+
+
+class Ask(Generic[R]):
+    """Base of messages that are answered with an R."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """Told to watchers: the actor `name` crashed in its life number `epoch`; leases of that life are void."""
+
+    name: str
+    epoch: int
+    reason: str
+
+
+class Actor(Protocol):
+    """What a supervised actor offers. A `RegrowError` raised while handling an ask is its answer, not a crash."""
+
+    async def started(self) -> None:
+        """Run before the first message."""
+
+    async def handle(self, message: object) -> object:
+        """Handle one message; the result answers an ask and is dropped for a tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class MailboxStats:
+    """Counters of one actor: messages waiting now, the most ever waiting, handled, restarts, busy seconds."""
+
+    name: str
+    waiting: int
+    most_waiting: int
+    handled: int
+    restarts: int
+    busy_s: float
+
+
+@dataclass(slots=True)
+class _Envelope:
+    message: object
+    reply: asyncio.Future[object] | None = None
+
+
+@dataclass(slots=True)
+class _Cell:
+    """One supervised place: its factory, its present mailbox and task, and its counters."""
+
+    name: str
+    factory: Callable[[], Actor]
+    size: int
+    watchers: tuple[str, ...]
+    send: MemoryObjectSendStream[_Envelope]
+    receive: MemoryObjectReceiveStream[_Envelope]
+    task: asyncio.Task[None] | None = None
+    epoch: int = 0
+    crashes: deque[float] = field(default_factory=deque)
+    handled: int = 0
+    most_waiting: int = 0
+    busy_s: float = 0.0
+
+
+class ActorRef:
+    """The address of an actor; stays valid over restarts."""
+
+    def __init__(self, cell: _Cell) -> None:
+        self._cell = cell
+
+    @property
+    def name(self) -> str:
+        return self._cell.name
+
+    def tell(self, message: object) -> None:
+        """Put a message into the mailbox. Raises Overloaded where it is full, ActorDown after the stop."""
+        self._put(_Envelope(message))
+
+    async def ask(self, message: Ask[R], deadline_s: float) -> R:
+        """Put a message and wait for its answer.
+
+        Raises what the actor raised, ActorDown when it crashed first, DeadlineExceeded after `deadline_s`
+        seconds (the message may still be handled; its answer is dropped).
+        """
+        reply: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+        self._put(_Envelope(message, reply))
+        try:
+            async with asyncio.timeout(deadline_s):
+                return cast(R, await reply)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{self.name} did not answer {type(message).__name__} within {deadline_s:g} s"
+            ) from None
+
+    def _put(self, envelope: _Envelope) -> None:
+        cell = self._cell
+        try:
+            cell.send.send_nowait(envelope)
+        except anyio.WouldBlock:
+            raise Overloaded(f"the mailbox of {self.name} holds {cell.size} messages and is full") from None
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+            raise ActorDown(f"{self.name} has stopped") from None
+        cell.most_waiting = max(cell.most_waiting, cell.receive.statistics().current_buffer_used)
+
+
+class System:
+    """Owns the actors: spawns, supervises, stops. Use as `async with System(...) as system`.
+
+    `failed` is set with the reason when the restart limit was exceeded; the owner then stops the system.
+    """
+
+    def __init__(self, *, restarts: int = 3, period_s: float = 60.0) -> None:
+        self.restarts = restarts
+        self.period_s = period_s
+        self._cells: dict[str, _Cell] = {}
+        self._stopping = False
+
+    async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self.failed: asyncio.Future[str] = self._loop.create_future()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def spawn(
+        self, name: str, factory: Callable[[], Actor], *, mailbox: int, watchers: tuple[str, ...] = ()
+    ) -> ActorRef:
+        """Start an actor with a mailbox of at most `mailbox` messages; `watchers` are told when it crashes."""
+        if name in self._cells:
+            raise ValueError(f"there is an actor {name} already")
+        send, receive = anyio.create_memory_object_stream[_Envelope](mailbox)
+        cell = _Cell(name, factory, mailbox, watchers, send, receive)
+        self._cells[name] = cell
+        cell.task = self._loop.create_task(self._supervise(cell), name=name)
+        return ActorRef(cell)
+
+    def ref(self, name: str) -> ActorRef:
+        return ActorRef(self._cells[name])
+
+    def statistics(self) -> tuple[MailboxStats, ...]:
+        return tuple(
+            MailboxStats(
+                name=cell.name,
+                waiting=cell.receive.statistics().current_buffer_used,
+                most_waiting=cell.most_waiting,
+                handled=cell.handled,
+                restarts=cell.epoch,
+                busy_s=cell.busy_s,
+            )
+            for cell in self._cells.values()
+        )
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Stop the actors in reverse order of their start; each handles what its mailbox holds first.
+
+        One that needs longer than `grace_s` seconds is cancelled.
+        """
+        self._stopping = True
+        for cell in reversed(self._cells.values()):
+            cell.send.close()
+            task = cell.task
+            if task is not None and not task.done():
+                await asyncio.wait({task}, timeout=grace_s)
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+            self._fail_waiting(cell, f"{cell.name} has stopped")
+        if not self.failed.done():
+            self.failed.cancel()
+
+    async def _supervise(self, cell: _Cell) -> None:
+        while True:
+            try:
+                await self._live(cell)
+                return
+            except Exception as error:  # noqa: BLE001  the supervisor is where a crash ends
+                log.error("actor crashed", actor=cell.name, epoch=cell.epoch, error=repr(error), exc_info=True)
+                if not self._restart(cell, f"{type(error).__name__}: {error}"):
+                    return
+
+    async def _live(self, cell: _Cell) -> None:
+        actor = cell.factory()
+        await actor.started()
+        async for envelope in cell.receive:
+            begin = self._loop.time()
+            with self._answering(cell, envelope):
+                result = await actor.handle(envelope.message)
+                if envelope.reply is not None and not envelope.reply.done():
+                    envelope.reply.set_result(result)
+            cell.handled += 1
+            cell.busy_s += self._loop.time() - begin
+
+    @contextlib.contextmanager
+    def _answering(self, cell: _Cell, envelope: _Envelope) -> Iterator[None]:
+        """Give the error of a handler to whoever asked; anything but a RegrowError also ends the actor."""
+        try:
+            yield
+        except RegrowError as error:
+            if envelope.reply is None:
+                raise
+            if not envelope.reply.done():
+                envelope.reply.set_exception(error)
+        except BaseException as error:
+            if envelope.reply is not None and not envelope.reply.done():
+                envelope.reply.set_exception(ActorDown(f"{cell.name} crashed: {error!r}"))
+            raise
+
+    def _restart(self, cell: _Cell, reason: str) -> bool:
+        """Give the place a fresh mailbox and tell its watchers; False once the restart limit is exceeded."""
+        self._fail_waiting(cell, f"{cell.name} crashed: {reason}")
+        down = Down(cell.name, cell.epoch, reason)
+        cell.epoch += 1
+        now = self._loop.time()
+        cell.crashes.append(now)
+        while cell.crashes[0] < now - self.period_s:
+            cell.crashes.popleft()
+        if len(cell.crashes) > self.restarts:
+            cell.send.close()
+            if not self.failed.done():
+                self.failed.set_result(
+                    f"{cell.name} crashed {len(cell.crashes)} times within {self.period_s:g} s; last: {reason}"
+                )
+            return False
+        for name in cell.watchers:
+            with contextlib.suppress(ActorDown):
+                self.ref(name).tell(down)
+        return not self._stopping
+
+    def _fail_waiting(self, cell: _Cell, reason: str) -> None:
+        """Empty a mailbox; whoever waits for an answer from it gets ActorDown."""
+        with contextlib.suppress(anyio.WouldBlock, anyio.EndOfStream, anyio.ClosedResourceError):
+            while True:
+                envelope = cell.receive.receive_nowait()
+                if envelope.reply is not None and not envelope.reply.done():
+                    envelope.reply.set_exception(ActorDown(reason))
