@@ -6,11 +6,17 @@ template (`models/template.py`) and given here as `MessageMarks`.
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
 
 from regrow.policy.keys import Keys
+from regrow.policy.request import Exactness
 
+Places = npt.NDArray[np.int64]
 ASSISTANT = "assistant"
 
 
@@ -53,12 +59,21 @@ class ChunkTable:
 class MessageMarks:
     """How messages begin and end in tokens. Empty marks (no template, or none that can be told) cut nothing.
 
-    begin: role -> token ids that open a message of this role; the longest match at a place wins.
-    end: token ids that close a message that is not the assistant's, one pattern a role.
+    begin: role -> token ids that open a message of this role; the longest match at a place wins, so a tool
+    result may open with the user's mark and more. end: role -> token ids that close a message of this role;
+    the assistant's own is not looked for.
     """
 
     begin: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     end: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageStart:
+    """A message of `role` opens at `position`."""
+
+    position: int
+    role: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +88,14 @@ class MessageEnd:
 class ReadPlan:
     """Where the reading of a prompt of `length` keys is cut.
 
-    cuts: ascending positions p, 0 < p < length. ends: the message ends among them.
+    cuts: ascending positions p, 0 < p < length. ends: the message ends among them. starts: where each message
+    opens, the assistant's included; they cut nothing.
     """
 
     length: int
     cuts: tuple[int, ...]
     ends: tuple[MessageEnd, ...] = ()
+    starts: tuple[MessageStart, ...] = ()
 
     def is_cut(self, position: int) -> bool:
         i = bisect_right(self.cuts, position)
@@ -89,14 +106,86 @@ class ReadPlan:
         i = bisect_right(self.cuts, position)
         return self.cuts[i - 1] if i else 0
 
-    def chunks_from(self, start: int) -> tuple[tuple[int, int], ...]:
-        """Return the chunks (start, stop) still to be read from `start`, which is 0 or a cut (P2).
+    def chunks_from(self, start: int, exact: Exactness = "full") -> tuple[tuple[int, int], ...]:
+        """Return the chunks (start, stop) still to be read from `start` (P2).
 
         The last token is fed by the first decode step, so the chunks end at length - 1; a prompt of one
-        token is read as one chunk.
+        token is read as one chunk. Raises ValueError where `start` is neither 0 nor a cut, unless `exact` is
+        "off", which may resume between cuts.
         """
-        if start and not self.is_cut(start):
+        if start and exact != "off" and not self.is_cut(start):
             raise ValueError(f"{start} is not a cut of this plan")
         stop = max(self.length - 1, 1)
         edges = [start, *(cut for cut in self.cuts if start < cut < stop), stop]
-        return tuple((a, b) for a, b in zip(edges, edges[1:], strict=False) if a < b)
+        return tuple((a, b) for a, b in pairwise(edges) if a < b)
+
+
+def build_plan(keys: Keys, table: ChunkTable, marks: MessageMarks) -> ReadPlan:
+    """Return where the reading of `keys` (int64 [n]) is cut (P1)."""
+    ends = message_ends(keys, marks)
+    cuts = {*table.grid(len(keys)), *(end.position for end in ends)}
+    return ReadPlan(len(keys), tuple(sorted(cuts)), ends, message_starts(keys, marks))
+
+
+def message_ends(keys: Keys, marks: MessageMarks) -> tuple[MessageEnd, ...]:
+    """Return where messages that are not the assistant's end, ascending, each 0 < position < len(keys).
+
+    At each end pattern the open message is the one with the latest begin mark that was complete before the
+    pattern: so an end depends on the keys below it alone (P1), and a pattern that also ends the assistant's
+    messages cuts none of them.
+    """
+    begins = _find_begins(keys, marks)
+    order = np.argsort(begins.stops, kind="stable")
+    stops = begins.stops[order]
+    latest = np.maximum.accumulate(order)  # begins ascend by place and length: the largest index is open
+    found: dict[int, str] = {}
+    for role, pattern in marks.end.items():
+        if role == ASSISTANT:
+            continue
+        places = _places(keys, pattern)
+        known = np.searchsorted(stops, places, side="right") - 1
+        places, known = places[known >= 0], known[known >= 0]
+        for place, opened in zip(places.tolist(), begins.roles[latest[known]].tolist(), strict=True):
+            if begins.names[opened] != ASSISTANT:
+                found[place + len(pattern)] = begins.names[opened]
+    return tuple(MessageEnd(p, found[p]) for p in sorted(found) if p < len(keys))
+
+
+def message_starts(keys: Keys, marks: MessageMarks) -> tuple[MessageStart, ...]:
+    """Return where messages open, ascending; of several marks at one place the longest gives the role."""
+    begins = _find_begins(keys, marks)
+    role_at = dict(zip(begins.places.tolist(), begins.roles.tolist(), strict=True))
+    return tuple(MessageStart(place, begins.names[role]) for place, role in role_at.items())
+
+
+@dataclass(frozen=True, slots=True)
+class _Begins:
+    """The begin marks in a prompt, ascending by place, then by length, so that the last one at a place wins.
+
+    places, stops (where a mark is complete) and roles (indices into `names`) are [n].
+    """
+
+    names: Sequence[str]
+    places: Places
+    stops: Places
+    roles: Places
+
+
+def _find_begins(keys: Keys, marks: MessageMarks) -> _Begins:
+    found = [_places(keys, pattern) for pattern in marks.begin.values()]
+    counts = [len(places) for places in found]
+    lengths = np.repeat(np.array([len(p) for p in marks.begin.values()], dtype=np.int64), counts)
+    roles = np.repeat(np.arange(len(counts)), counts)
+    places = np.concatenate([np.empty(0, dtype=np.int64), *found])
+    order = np.lexsort((roles, lengths, places))
+    return _Begins(tuple(marks.begin), places[order], (places + lengths)[order], roles[order])
+
+
+def _places(keys: Keys, pattern: Sequence[int]) -> Places:
+    """Return the ascending places where `pattern` starts in `keys`; an empty pattern is nowhere."""
+    if not pattern:
+        return np.empty(0, dtype=np.int64)
+    places = np.flatnonzero(keys[: max(len(keys) - len(pattern) + 1, 0)] == pattern[0])
+    for offset, token in enumerate(pattern[1:], 1):
+        places = places[keys[places + offset] == token]
+    return places
