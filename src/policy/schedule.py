@@ -1,0 +1,71 @@
+"""What the device does next: a chunk of a read, or a decode step for the running rows.
+
+After a chunk of t seconds the running rows are owed at least one step, and share / (1 - share) * t seconds of
+steps, before the next chunk: with a share of 0.5 as long as the chunk took. A long read yields to a waiting
+one under half its remaining length, at a chunk end, at most twice.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+MAX_YIELDS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PendingRead:
+    """A prompt that is not read yet. order: its place in the queue, smaller is earlier. remaining: tokens
+    left to read. yielded: how often it has let another one pass."""
+
+    slot: int
+    order: int
+    remaining: int
+    yielded: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleState:
+    """reading: the slot whose chunk was read last. owed_steps and owed_s: what the running rows must get
+    before the next chunk."""
+
+    reading: int | None = None
+    owed_steps: int = 0
+    owed_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Read the next chunk of slot `read`, or decode where it is None. yielding: the slots whose reads let
+    this one pass."""
+
+    read: int | None
+    yielding: tuple[int, ...] = ()
+
+
+def next_work(state: ScheduleState, reads: Sequence[PendingRead], decoding: int) -> Work | None:
+    """Return what to do with `decoding` running rows, or None where there is nothing to do."""
+    if decoding and (not reads or state.owed_steps > 0 or state.owed_s > 0):
+        return Work(read=None)
+    if not reads:
+        return None
+    queue = sorted(reads, key=lambda read: read.order)
+    head = next((read for read in queue if read.slot == state.reading), queue[0])
+    if head.yielded < MAX_YIELDS:
+        shorter = next((read for read in queue if 2 * read.remaining < head.remaining), None)
+        if shorter is not None:
+            return Work(shorter.slot, yielding=(head.slot,))
+    return Work(head.slot)
+
+
+def after_chunk(state: ScheduleState, slot: int, seconds: float, share: float) -> ScheduleState:
+    """Return the state after a chunk of `slot` that took `seconds`; 0 <= share < 1.
+
+    What is owed replaces what was: rows never wait for more than the last chunk, nor are paid for older ones.
+    """
+    if not 0 <= share < 1:
+        raise ValueError(f"the decode share is at least 0 and below 1, not {share}")
+    return replace(state, reading=slot, owed_steps=1, owed_s=seconds * share / (1 - share))
+
+
+def after_step(state: ScheduleState, seconds: float) -> ScheduleState:
+    """Return the state after a decode step that took `seconds`."""
+    return replace(state, owed_steps=max(state.owed_steps - 1, 0), owed_s=max(state.owed_s - seconds, 0.0))
