@@ -1,0 +1,119 @@
+"""The directory: who holds which prefix, found by its hash at the cuts of a prompt (S0).
+
+A look-up costs one probe a cut of the prompt, whatever is kept. What it finds is ranked by usable tokens,
+never by the longest common prefix. Slots, roots, parked conversations and disk records are all holders.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal, NamedTuple
+
+from regrow.policy.request import Exactness
+
+HolderKind = Literal["slot", "root", "parked", "disk"]
+CutHash = tuple[int, bytes]
+NEWEST = 8  # of many holders of one prefix, beside the slots, this many of a kind are looked at
+
+
+class HolderId(NamedTuple):
+    kind: HolderKind
+    key: int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """What is known of one holder.
+
+    length: keys it holds. cuts: (position, prefix hash) of its plan, ascending, up to `length`.
+    states: the cuts among them with a running state; None for a model without running state, where every cut
+    counts. pure_length: keys below it were read, never decoded (R5). last_start: its last assistant start.
+    used: a stamp, later is larger. busy: a request is using it. version: which state of the holder this is.
+    """
+
+    id: HolderId
+    length: int = 0
+    cuts: tuple[CutHash, ...] = ()
+    states: frozenset[int] | None = frozenset()
+    pure_length: int = 0
+    last_start: int = 0
+    used: int = 0
+    busy: bool = False
+    version: int = 0
+
+    def usable(self, position: int, exact: Exactness) -> bool:
+        """Say whether a prompt that shares the cut `position` can go on there (R1, R5)."""
+        return (self.states is None or position in self.states) and (
+            exact == "off" or position <= self.pure_length
+        )
+
+    @property
+    def deepest(self) -> int:
+        """The deepest cut at which this holder can be resumed at all."""
+        cuts = (position for position, _ in self.cuts)
+        return max(cuts if self.states is None else self.states, default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A holder that shares a prefix with the prompt.
+
+    position: its deepest usable cut, or 0. known: its deepest shared cut, usable or not. shared: another
+    conversation is known that holds the same keys up to `position`; a root is not a conversation.
+    """
+
+    holder: Holder
+    position: int
+    known: int
+    shared: bool
+
+
+class Directory:
+    """An index from prefix hashes to holders, each of which is told and forgotten as a whole."""
+
+    def __init__(self) -> None:
+        self._holders: dict[HolderId, Holder] = {}
+        self._index: dict[bytes, dict[HolderKind, dict[HolderId, None]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def get(self, holder: HolderId) -> Holder | None:
+        return self._holders.get(holder)
+
+    def update(self, holder: Holder) -> None:
+        """Replace everything that was known of this holder."""
+        self.remove(holder.id)
+        self._holders[holder.id] = holder
+        for _, key in holder.cuts:
+            self._index.setdefault(key, {}).setdefault(holder.id.kind, {})[holder.id] = None
+
+    def remove(self, holder: HolderId) -> None:
+        """Forget a holder; one that is not known is no error."""
+        known = self._holders.pop(holder, None)
+        for _, key in known.cuts if known else ():
+            kinds = self._index[key]
+            del kinds[holder.kind][holder]
+            if not kinds[holder.kind]:
+                del kinds[holder.kind]
+            if not kinds:
+                del self._index[key]
+
+    def lookup(self, cuts: Sequence[CutHash], exact: Exactness) -> tuple[Match, ...]:
+        """Return who shares a prefix with the prompt whose ascending `cuts` these are, the most usable first.
+
+        Every slot is found; of the other kinds the newest `NEWEST` at each cut.
+        """
+        found: dict[HolderId, Match] = {}
+        for position, key in reversed(cuts):
+            kinds = self._index.get(key, {})
+            conversations = sum(len(ids) for kind, ids in kinds.items() if kind != "root")
+            for kind, ids in kinds.items():
+                for holder_id in ids if kind == "slot" else islice(reversed(ids), NEWEST):
+                    holder = self._holders[holder_id]
+                    match = found.get(holder_id) or Match(holder, 0, position, shared=False)
+                    if not match.position and holder.usable(position, exact):
+                        shared = conversations > (kind != "root")
+                        match = Match(holder, position, match.known, shared)
+                    found[holder_id] = match
+        return tuple(sorted(found.values(), key=lambda match: (-match.position, -match.known)))
