@@ -1,0 +1,125 @@
+"""Attention over slot arenas, registered with `transformers` under one name for attention and masks alike.
+
+Two forms. `attend_chunk` serves reading: one slot, a chunk of queries over the cells [0, start + n).
+`attend_row` serves decoding: one token of one row over exactly its own cells, an arena view. A step loops
+over its rows, since batched attention makes a row's bits depend on its number and on the longest row.
+Speed replacements take the place of these two functions.
+"""
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from regrow.gpu.call import Decoding, marked
+from regrow.gpu.lazy_mask import LazyMask, lazy_mask
+
+NAME = "regrow"
+
+_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+
+
+def attend_chunk(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float | None,
+) -> torch.Tensor:
+    """Queries [b, heads, n, dim] over keys [b, kv_heads, cells, dim]; returns [b, heads, n, value_dim].
+
+    mask: boolean [b, 1 or heads, n, cells]; None means causal from cell 0. A fresh chunk needs no dense mask.
+    """
+    n, cells = query.shape[2], key.shape[2]
+    if isinstance(mask, LazyMask):
+        mask = None if mask.is_plain_causal() else mask.dense()
+    if mask is None and n != cells:
+        raise NotImplementedError("a chunk with a past came without a mask")
+    return scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        mask,
+        is_causal=mask is None,
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+def attend_row(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float | None,
+) -> torch.Tensor:
+    """One query [1, heads, 1, dim] over keys [1, kv_heads, cells, dim]; returns [1, heads, 1, value_dim].
+
+    The heads that share a key head become its queries, so that no key is repeated.
+    """
+    heads, kv_heads = query.shape[1], key.shape[1]
+    grouped = (1, kv_heads, heads // kv_heads, -1)
+    if mask is not None and mask.shape[1] != 1:
+        mask = mask.reshape(grouped)
+    out = scaled_dot_product_attention(query.reshape(grouped), key, value, mask, scale=scale)
+    return out.reshape(1, heads, 1, -1)
+
+
+def _attend_rows(
+    call: Decoding,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float | None,
+) -> torch.Tensor:
+    out = query.new_zeros(*query.shape[:3], value.shape[3])  # idle rows stay zero
+    for i, length in enumerate(call.lengths):
+        if length is None:
+            continue
+        start: int | None = 0
+        row_mask = mask
+        if isinstance(mask, LazyMask):
+            start = mask.row_start(i, length)
+            row_mask = mask.dense() if start is None else None
+        cells = slice(start or 0, length + 1)
+        out[i] = attend_row(
+            query[i : i + 1],
+            key[i : i + 1, :, cells],
+            value[i : i + 1, :, cells],
+            None if row_mask is None else row_mask[i : i + 1, ..., cells],
+            scale,
+        )[0]
+    return out
+
+
+def attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: object,
+) -> tuple[torch.Tensor, None]:
+    """The attention interface of `transformers`: returns ([batch, n, heads, value_dim], no weights).
+
+    Raises NotImplementedError for what it would otherwise leave out silently.
+    """
+    left_out = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
+    if left_out or is_causal is False:
+        raise NotImplementedError(f"attention with {', '.join(left_out) or 'is_causal=False'} is not served")
+    intact = marked(key) is not None and marked(value) is not None
+    call = marked(key) or (attention_mask.call if isinstance(attention_mask, LazyMask) else None)
+    if call is None:
+        out = attend_chunk(query, key, value, attention_mask, scaling)
+    else:
+        call.intact += intact
+        call.changed += not intact
+        out = _attend_rows(call, query, key, value, attention_mask, scaling)
+    return out.transpose(1, 2).contiguous(), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
+ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, lazy_mask)

@@ -1,0 +1,363 @@
+"""The device loop: every step on the device, in the order `policy.schedule` says, on one thread.
+
+Commands come in from other threads (`post`), events go out through one callback. The loop draws tokens, and
+applies token stops and limits itself, so that no token waits for a round trip to an actor. After an error of
+the runner it refuses work until it is told to `Reset`; jobs carry the generation they were made for.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+
+from regrow.errors import DeviceFailed
+from regrow.gpu.types import Chunk, LogitsMask, Row, Runner, Snapshot
+from regrow.policy.keys import Keys
+from regrow.policy.request import SamplingParams, StopRules
+from regrow.policy.schedule import PendingRead, ScheduleState, after_chunk, after_step, next_work
+from regrow.policy.stops import RepeatGuard
+
+EndReason = Literal["stop", "length", "repeat", "halted", "non_finite", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Read `chunks` of `ids` into `slot`, then draw an answer. Events carry `epoch` back.
+
+    start: cells the slot holds already. snapshot_at: cuts at which to copy the running state.
+    """
+
+    slot: int
+    epoch: int
+    generation: int
+    ids: Keys
+    start: int
+    chunks: tuple[tuple[int, int], ...]
+    snapshot_at: frozenset[int]
+    sampling: SamplingParams
+    stops: StopRules
+    banned: frozenset[int] = frozenset()
+    mask: LogitsMask | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """End the job of `slot` at the next chunk or step; `epoch` None means whichever it has."""
+
+    slot: int
+    epoch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """Start again with fresh arenas as `generation`."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Run `function` on the device thread; `done` gets its result, or its error, there."""
+
+    generation: int
+    function: Callable[[Runner], object]
+    done: Callable[[object], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRead:
+    """`slot` holds `position` tokens of its prompt now; a snapshot was taken there where one was wanted and
+    the state was finite."""
+
+    slot: int
+    epoch: int
+    position: int
+    seconds: float
+    snapshot: Snapshot | None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDrawn:
+    slot: int
+    epoch: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """The job is over and the slot holds `length` tokens."""
+
+    slot: int
+    epoch: int
+    reason: EndReason
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A call of the runner raised; all jobs are gone and the arenas cannot be trusted."""
+
+    generation: int
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceCounters:
+    """Counters of the loop: chunks read, decode steps, tokens drawn, seconds of both."""
+
+    chunks: int = 0
+    read_tokens: int = 0
+    read_s: float = 0.0
+    steps: int = 0
+    drawn: int = 0
+    step_s: float = 0.0
+
+
+DeviceEvent = ChunkRead | TokenDrawn | JobEnded | Broken
+Command = Job | Halt | Reset | Call
+
+
+@dataclass(slots=True)
+class _Active:
+    """A job on its way: chunks still to read, and its row once it decodes."""
+
+    job: Job
+    todo: deque[tuple[int, int]]
+    order: int
+    yielded: int = 0
+    row: Row | None = None
+    answer: list[int] = field(default_factory=list)
+    guard: RepeatGuard = field(default_factory=RepeatGuard)
+
+
+class DeviceLoop:
+    """Drives a `Runner`. `post`, `close` and `wait` are safe from any thread; `step` belongs to one.
+
+    now: a clock in seconds. deliver: gets the events of one step, in order.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        *,
+        decode_share: float,
+        now: Callable[[], float],
+        deliver: Callable[[Sequence[DeviceEvent]], None],
+    ) -> None:
+        self.runner = runner
+        self.counters = DeviceCounters()
+        self._decode_share = decode_share
+        self._now = now
+        self._deliver = deliver
+        self._commands: deque[Command] = deque()
+        self._wake = threading.Condition()
+        self._closed = False
+        self._generation = 0
+        self._broken = False
+        self._active: dict[int, _Active] = {}
+        self._schedule = ScheduleState()
+        self._orders = 0
+        self._events: list[DeviceEvent] = []
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def post(self, command: Command) -> None:
+        with self._wake:
+            self._commands.append(command)
+            self._wake.notify()
+
+    def close(self) -> None:
+        with self._wake:
+            self._closed = True
+            self._wake.notify()
+
+    def wait(self) -> None:
+        with self._wake:
+            self._wake.wait_for(lambda: self._commands or self._closed)
+
+    def step(self) -> bool:
+        """Carry out the waiting commands, then one chunk or one decode step. False when nothing was done."""
+        worked = bool(self._commands)
+        try:
+            with torch.inference_mode():
+                while self._commands:
+                    self._command(self._commands.popleft())
+                worked = self._work() or worked
+        except Exception as error:  # noqa: BLE001  whatever a step raises, the arenas are in doubt
+            self._break(error)
+        if self._events:
+            events, self._events = self._events, []
+            self._deliver(events)
+        return worked
+
+    def _command(self, command: Command) -> None:
+        match command:
+            case Job():
+                self._begin(command)
+            case Halt(slot, epoch):
+                active = self._active.get(slot)
+                if active is not None and epoch in (None, active.job.epoch):
+                    self._end(active, "halted")
+            case Reset(generation):
+                self.runner.reset()
+                self._generation = generation
+                self._broken = False
+            case Call():
+                self._call(command)
+
+    def _call(self, call: Call) -> None:
+        if self._broken or call.generation != self._generation:
+            call.done(DeviceFailed("the device was restarted"))
+            return
+        try:
+            result = call.function(self.runner)
+        except ValueError as error:  # the call was refused before it touched a tensor
+            call.done(DeviceFailed(str(error)))
+        except Exception as error:
+            call.done(DeviceFailed(f"{type(error).__name__}: {error}"))
+            raise
+        else:
+            call.done(result)
+
+    def _begin(self, job: Job) -> None:
+        if self._broken or job.generation != self._generation:
+            self._events.append(JobEnded(job.slot, job.epoch, "failed", 0))
+            return
+        if job.slot in self._active:
+            raise RuntimeError(f"slot {job.slot} has a job already")
+        self._orders += 1
+        active = _Active(job, deque(job.chunks), self._orders)
+        self._active[job.slot] = active
+        if not active.todo:
+            self._join(active, int(job.ids[-1]), len(job.ids) - 1)
+
+    def _work(self) -> bool:
+        reading = [a for a in self._active.values() if a.row is None]
+        decoding = [a for a in self._active.values() if a.row is not None]
+        reads = [
+            PendingRead(a.job.slot, order=a.order, remaining=a.todo[-1][1] - a.todo[0][0], yielded=a.yielded)
+            for a in sorted(reading, key=lambda a: a.order)
+        ]
+        work = next_work(self._schedule, reads, decoding=len(decoding))
+        if work is None:
+            return False
+        if work.read is None:
+            self._decode(decoding)
+        else:
+            for slot in work.yielding:
+                self._active[slot].yielded += 1
+            self._read(self._active[work.read])
+        return True
+
+    def _read(self, active: _Active) -> None:
+        job = active.job
+        start, stop = active.todo.popleft()
+        begin = self._now()
+        alone = len(job.ids) == 1
+        result = self.runner.read(Chunk(job.slot, start, job.ids[start:stop], want_logits=alone))
+        snapshot = self.runner.snapshot(job.slot) if stop in job.snapshot_at else None
+        seconds = self._now() - begin
+        self._schedule = after_chunk(self._schedule, job.slot, seconds, self._decode_share)
+        self.counters = replace(
+            self.counters,
+            chunks=self.counters.chunks + 1,
+            read_tokens=self.counters.read_tokens + stop - start,
+            read_s=self.counters.read_s + seconds,
+        )
+        self._events.append(ChunkRead(job.slot, job.epoch, stop, seconds, snapshot))
+        if active.todo:
+            return
+        if alone:
+            assert result.logits is not None
+            row = self._row(active, int(job.ids[-1]), 0)
+            token = self.runner.sample(row, result.logits)
+            self._join(active, -1 if token is None else token, 1)
+            self._drawn(active, () if token is None else (token,))
+        else:
+            self._join(active, int(job.ids[-1]), stop)
+
+    def _row(self, active: _Active, token: int, length: int) -> Row:
+        job = active.job
+        return Row(
+            job.slot,
+            token,
+            length,
+            job.sampling,
+            prompt_ids=job.ids,
+            answer_ids=active.answer,
+            banned=self._banned(active),
+            mask=job.mask,
+        )
+
+    def _join(self, active: _Active, token: int, length: int) -> None:
+        self.runner.join(active.job.slot)
+        active.row = self._row(active, token, length)
+
+    def _decode(self, decoding: Sequence[_Active]) -> None:
+        begin = self._now()
+        decoding = sorted(decoding, key=lambda a: a.job.slot)
+        result = self.runner.step([a.row for a in decoding if a.row is not None])
+        seconds = self._now() - begin
+        self._schedule = after_step(self._schedule, seconds)
+        drawn = sum(len(tokens) for tokens in result.tokens)
+        self.counters = replace(
+            self.counters,
+            steps=self.counters.steps + 1,
+            drawn=self.counters.drawn + drawn,
+            step_s=self.counters.step_s + seconds,
+        )
+        for active, tokens in zip(decoding, result.tokens, strict=True):
+            self.runner.commit(active.job.slot, max(len(tokens), 1))
+            self._drawn(active, tokens)
+
+    def _drawn(self, active: _Active, tokens: Sequence[int]) -> None:
+        """Give the drawn tokens to the request, up to the one that ends it."""
+        job, row = active.job, active.row
+        assert row is not None
+        if not tokens:
+            self._end(active, "non_finite")
+            return
+        for token in tokens:
+            if token in job.stops.token_ids:
+                self._end(active, "stop")
+                return
+            active.answer.append(token)
+            if job.mask is not None:
+                job.mask.accept(token)
+            self._events.append(TokenDrawn(job.slot, job.epoch, token))
+            if active.guard.repeats(token):
+                self._end(active, "repeat")
+                return
+            if len(active.answer) >= job.stops.max_tokens:
+                self._end(active, "length")
+                return
+        row.token = tokens[-1]
+        row.length = self.runner.length(job.slot)
+        row.counter = len(active.answer)
+        row.banned = self._banned(active)
+
+    def _banned(self, active: _Active) -> frozenset[int]:
+        job = active.job
+        early = len(active.answer) < job.stops.min_tokens
+        return job.banned | job.stops.token_ids if early else job.banned
+
+    def _end(self, active: _Active, reason: EndReason) -> None:
+        job = active.job
+        if active.row is not None:
+            self.runner.leave(job.slot)
+        del self._active[job.slot]
+        self._events.append(JobEnded(job.slot, job.epoch, reason, self.runner.length(job.slot)))
+
+    def _break(self, error: Exception) -> None:
+        """Give up every job; work is refused until `Reset`."""
+        for active in self._active.values():
+            self._events.append(JobEnded(active.job.slot, active.job.epoch, "failed", 0))
+        self._active.clear()
+        self._schedule = ScheduleState()
+        self._broken = True
+        self._events.append(Broken(self._generation, error))

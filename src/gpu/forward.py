@@ -1,0 +1,53 @@
+"""One forward pass of a `transformers` model over a slot cache."""
+
+import inspect
+from typing import Any
+
+import torch
+
+from regrow.errors import ModelRefused
+from regrow.gpu.attention import NAME
+from regrow.gpu.call import Call, Decoding
+from regrow.gpu.slot_cache import SlotCache
+
+_READING_EXPERTS = "grouped_mm"
+_DECODING_EXPERTS = "batched_mm"
+
+
+class SlotModel:
+    """A model made ready for slot arenas, and its only way in.
+
+    Attention goes through `gpu/attention.py`. Experts run as `batched_mm` in decode steps, the only form in
+    which rows do not depend on each other; reading takes `grouped_mm`, which does not copy weights per token.
+    Raises ModelRefused for a model whose attention cannot be replaced.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.config = model.config.get_text_config(decoder=True)
+        self.device: torch.device = model.device
+        model.eval()
+        model.set_attn_implementation(NAME)
+        if self.config._attn_implementation != NAME:
+            raise ModelRefused(f"{type(model).__name__} has an attention of its own that cannot be replaced")
+        self._experts = model._can_set_experts_implementation()
+        self._keep: dict[str, Any] = {"use_cache": True}
+        if "logits_to_keep" in inspect.signature(model.forward).parameters:
+            self._keep["logits_to_keep"] = 1
+
+    def __call__(
+        self, cache: SlotCache, call: Call, tokens: torch.Tensor, positions: torch.Tensor
+    ) -> torch.Tensor:
+        """Run `tokens`, ids [batch, n] or embeddings [batch, n, hidden], at `positions` [batch, n].
+
+        Returns the logits [batch, vocab] of each row's last token.
+        """
+        if self._experts:
+            self._model.set_experts_implementation(
+                _DECODING_EXPERTS if isinstance(call, Decoding) else _READING_EXPERTS
+            )
+        cache.begin(call)
+        name = "inputs_embeds" if tokens.is_floating_point() else "input_ids"
+        out = self._model(**{name: tokens}, position_ids=positions, cache=cache, **self._keep)
+        logits: torch.Tensor = out.logits[:, -1]
+        return logits

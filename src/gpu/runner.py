@@ -1,0 +1,174 @@
+"""A real model behind the `Runner` protocol: slots are read, joined, stepped, snapshotted and mounted.
+
+Every method belongs to one thread, which has entered `torch.inference_mode` itself. A slot knows how many
+cells are valid and, apart from that, where its running state is (R4): a state that a failed pass or an
+uncommitted step moved is never taken for the state at the end of the cells.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from regrow.gpu.arena import Arenas
+from regrow.gpu.call import Decoding, Reading
+from regrow.gpu.digest import digest_slot
+from regrow.gpu.forward import SlotModel
+from regrow.gpu.probe import probe
+from regrow.gpu.sampling import draw
+from regrow.gpu.slot_cache import SlotCache
+from regrow.gpu.types import Chunk, Digest, Geometry, ReadResult, Row, Snapshot, StepResult
+from regrow.policy.request import Exactness
+
+_TORN = -1  # the place of a running state that belongs to no position
+
+
+class ModelRunner:
+    """`slots` slots of `context` cells for a `transformers` causal language model.
+
+    exact: "full" steps always all slots, so that a row's bits do not depend on load; else a step runs rows 0
+    up to the highest joined one. Raises ModelRefused where the model cannot run over slots.
+    """
+
+    def __init__(self, model: Any, slots: int, context: int, exact: Exactness) -> None:
+        self._model = SlotModel(model)
+        self._slots, self._context, self._exact = slots, context, exact
+        with torch.inference_mode():
+            probed = probe(self._model)
+        self._geometry, self._row_exact = probed.geometry, probed.row_exact
+        self.reset()
+
+    @property
+    def geometry(self) -> Geometry:
+        return self._geometry
+
+    @property
+    def slots(self) -> int:
+        return self._slots
+
+    @property
+    def context(self) -> int:
+        return self._context
+
+    @property
+    def row_exact(self) -> bool:
+        """Whether the rows of a step leave each other's bits alone. Where not, "full" steps them singly."""
+        return self._row_exact
+
+    @property
+    def arenas(self) -> Arenas:
+        return self._arenas
+
+    def length(self, slot: int) -> int:
+        return self._length[slot]
+
+    def reset(self) -> None:
+        self._arenas = Arenas(self._geometry, self._slots, self._context, self._model.device)
+        self._cache = SlotCache(self._arenas, self._model.config.num_hidden_layers)
+        self._length = [0] * self._slots
+        self._state_at = [0] * self._slots
+        self._joined: set[int] = set()
+
+    def empty(self, slot: int) -> None:
+        if slot in self._joined:
+            self.leave(slot)
+        self._length[slot] = self._state_at[slot] = 0
+
+    def mount(self, slot: int, position: int, state: Snapshot | None) -> None:
+        self._expect(slot not in self._joined, slot, "is joined")
+        self._expect(position <= self._length[slot], slot, f"does not reach position {position}")
+        if position and self._geometry.hybrid:
+            states = () if state is None else state.states
+            self._expect(
+                state is not None and state.position == position, slot, f"has no state at {position}"
+            )
+            found = [(tuple(s.shape), s.dtype) for s in states]
+            wanted = [(s.shape, s.dtype) for s in self._geometry.states]
+            self._expect(found == wanted, slot, "was given a state of another model")
+            for kept, given in zip(self._arenas.states(slot), states, strict=True):
+                kept.copy_(given)
+        self._length[slot] = self._state_at[slot] = position
+
+    def read(self, chunk: Chunk) -> ReadResult:
+        slot, start = chunk.slot, chunk.start
+        n = len(chunk.ids) if chunk.embeddings is None else len(chunk.embeddings)
+        self._expect(slot not in self._joined, slot, "is joined")
+        self._expect(start == self._length[slot], slot, f"has {self._length[slot]} cells, not {start}")
+        self._expect(start == self._state_at[slot], slot, "has lost its running state")
+        self._expect(0 < n <= self._context - start, slot, f"has no room for {n} tokens at {start}")
+        device = self._model.device
+        tokens = torch.from_numpy(chunk.ids.copy()) if chunk.embeddings is None else chunk.embeddings
+        positions = (
+            torch.arange(start, start + n) if chunk.positions is None else torch.from_numpy(chunk.positions)
+        )
+        self._state_at[slot] = _TORN
+        logits = self._model(
+            self._cache, Reading(slot, start, n), tokens.to(device)[None], positions.to(device)[None]
+        )
+        self._length[slot] = self._state_at[slot] = start + n
+        return ReadResult(logits[0] if chunk.want_logits else None)
+
+    def snapshot(self, slot: int) -> Snapshot | None:
+        self._expect(slot not in self._joined, slot, "is joined")
+        self._expect(self._state_at[slot] == self._length[slot] > 0, slot, "has no running state")
+        states = tuple(state.clone() for state in self._arenas.states(slot))
+        finite = all(bool(s.isfinite().all()) for s in states if s.is_floating_point())
+        return Snapshot(self._length[slot], states) if finite else None
+
+    def join(self, slot: int) -> None:
+        self._expect(slot not in self._joined, slot, "is joined already")
+        self._arenas.join(slot)
+        self._joined.add(slot)
+
+    def leave(self, slot: int) -> None:
+        self._expect(slot in self._joined, slot, "is not joined")
+        self._arenas.leave(slot)
+        self._joined.remove(slot)
+
+    def sample(self, row: Row, logits: torch.Tensor) -> int | None:
+        return draw(row, logits)
+
+    def step(self, rows: Sequence[Row]) -> StepResult:
+        tokens = [draw(row, logits) for row, logits in zip(rows, self.decode(rows), strict=True)]
+        return StepResult(tuple(() if token is None else (token,) for token in tokens))
+
+    def decode(self, rows: Sequence[Row]) -> torch.Tensor:
+        """Feed one token a row and return the logits [rows, vocab]; every joined slot takes part."""
+        if {row.slot for row in rows} != self._joined or len(rows) != len(self._joined):
+            raise ValueError(f"a step takes one row for each joined slot {sorted(self._joined)}")
+        for row in rows:
+            self._expect(row.length == self._length[row.slot], row.slot, f"has not {row.length} cells")
+            self._expect(row.length < self._context, row.slot, "is full")
+            self._expect(row.length == self._state_at[row.slot], row.slot, "has lost its running state")
+        if self._exact == "full" and not self._row_exact:
+            return torch.cat([self._decode([row], row.slot, row.slot + 1) for row in rows])
+        end = self._slots if self._exact == "full" else max(self._joined) + 1
+        return self._decode(rows, 0, end)
+
+    def commit(self, slot: int, n: int) -> None:
+        fed = self._state_at[slot] - self._length[slot]
+        self._expect(0 <= n <= fed, slot, f"was fed {fed} tokens, not {n}")
+        self._length[slot] += n
+        if not self._geometry.hybrid:
+            self._state_at[slot] = self._length[slot]
+
+    def digest(self, slot: int) -> Digest:
+        return digest_slot(self._arenas, slot, self._length[slot], slot in self._joined)
+
+    def _decode(self, rows: Sequence[Row], first: int, end: int) -> torch.Tensor:
+        """Run the batch of slots [first, end) and return the logits of `rows` in their order."""
+        lengths: list[int | None] = [None] * (end - first)
+        tokens = [0] * (end - first)
+        for row in rows:
+            lengths[row.slot - first], tokens[row.slot - first] = row.length, row.token
+            self._state_at[row.slot] = _TORN
+        call = Decoding.of(first, tuple(lengths), self._context, self._model.device)
+        ids = torch.tensor(tokens, device=self._model.device)[:, None]
+        logits = self._model(self._cache, call, ids, call.positions[:, None])
+        for row in rows:
+            self._state_at[row.slot] = row.length + 1
+        return logits[[row.slot - first for row in rows]]
+
+    def _expect(self, holds: bool, slot: int, what: str) -> None:
+        if not holds:
+            raise ValueError(f"slot {slot} {what}")
