@@ -1,13 +1,33 @@
 """regrow: an inference engine and server that reads every prompt once.
 
+    from regrow import Engine, EngineSettings, GenerateRequest
+
 The math library is pinned to one code path before torch loads, since some fp32 matmuls otherwise depend on
-the number of threads (docs/exactness.md).
+the number of threads (docs/exactness.md); idle OpenMP threads sleep, so that other processes are not slowed.
 """
 
 import os
+from importlib import import_module
 
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 __version__ = "0.1.0"
+
+_EXPORTS = {
+    "CacheStats": "actors.messages",
+    "DigestRequest": "actors.messages",
+    "Engine": "actors.engine",
+    "EngineSettings": "config",
+    "GenerateRequest": "policy.request",
+    "SamplingParams": "policy.request",
+}
+__all__ = [*_EXPORTS]
+
+
+def __getattr__(name: str) -> object:
+    """Load what is exported on first use, so that `import regrow` alone does not load torch."""
+    if name not in _EXPORTS:
+        raise AttributeError(f"module 'regrow' has no attribute {name!r}")
+    return getattr(import_module(f"regrow.{_EXPORTS[name]}"), name)

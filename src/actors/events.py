@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from regrow.errors import RegrowError
+from regrow.policy.place import Source
 
 FinishReason = Literal["stop", "length", "cancelled"]
-Source = Literal["live", "checkpoint", "root", "slot", "parked", "disk", "none"]
 
 
 @dataclass(frozen=True, slots=True)

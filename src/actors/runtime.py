@@ -10,8 +10,9 @@ The runtime knows nothing of models.
 
 import asyncio
 import contextlib
+import functools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar, cast
@@ -24,10 +25,11 @@ from regrow.errors import ActorDown, DeadlineExceeded, Overloaded, RegrowError
 
 log = structlog.get_logger(__name__)
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 
-class Ask(Generic[R]):
-    """Base of messages that are answered with an R."""
+class Ask(Generic[R_co]):
+    """Base of messages that are answered with an R_co."""
 
     __slots__ = ()
 
@@ -48,7 +50,10 @@ class Actor(Protocol):
         """Run before the first message."""
 
     async def handle(self, message: object) -> object:
-        """Handle one message; the result answers an ask and is dropped for a tell."""
+        """Handle one message; the result answers an ask and is dropped for a tell.
+
+        A future as the result answers the ask when it is done, and the actor goes on meanwhile.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,14 +93,11 @@ class _Cell:
 
 
 class ActorRef:
-    """The address of an actor; stays valid over restarts."""
+    """The address of an actor: valid over restarts, and before the actor is spawned."""
 
-    def __init__(self, cell: _Cell) -> None:
-        self._cell = cell
-
-    @property
-    def name(self) -> str:
-        return self._cell.name
+    def __init__(self, name: str, cells: Mapping[str, _Cell]) -> None:
+        self.name = name
+        self._cells = cells
 
     def tell(self, message: object) -> None:
         """Put a message into the mailbox. Raises Overloaded where it is full, ActorDown after the stop."""
@@ -118,7 +120,7 @@ class ActorRef:
             ) from None
 
     def _put(self, envelope: _Envelope) -> None:
-        cell = self._cell
+        cell = self._cells[self.name]
         try:
             cell.send.send_nowait(envelope)
         except anyio.WouldBlock:
@@ -160,10 +162,10 @@ class System:
         cell = _Cell(name, factory, mailbox, watchers, send, receive)
         self._cells[name] = cell
         cell.task = self._loop.create_task(self._supervise(cell), name=name)
-        return ActorRef(cell)
+        return self.ref(name)
 
     def ref(self, name: str) -> ActorRef:
-        return ActorRef(self._cells[name])
+        return ActorRef(name, self._cells)
 
     def statistics(self) -> tuple[MailboxStats, ...]:
         return tuple(
@@ -193,6 +195,7 @@ class System:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
             self._fail_waiting(cell, f"{cell.name} has stopped")
+            cell.receive.close()
         if not self.failed.done():
             self.failed.cancel()
 
@@ -201,8 +204,10 @@ class System:
             try:
                 await self._live(cell)
                 return
-            except Exception as error:  # noqa: BLE001  the supervisor is where a crash ends
-                log.error("actor crashed", actor=cell.name, epoch=cell.epoch, error=repr(error), exc_info=True)
+            except Exception as error:
+                log.error(
+                    "actor crashed", actor=cell.name, epoch=cell.epoch, error=repr(error), exc_info=True
+                )
                 if not self._restart(cell, f"{type(error).__name__}: {error}"):
                     return
 
@@ -213,8 +218,8 @@ class System:
             begin = self._loop.time()
             with self._answering(cell, envelope):
                 result = await actor.handle(envelope.message)
-                if envelope.reply is not None and not envelope.reply.done():
-                    envelope.reply.set_result(result)
+                if envelope.reply is not None:
+                    _answer(envelope.reply, result)
             cell.handled += 1
             cell.busy_s += self._loop.time() - begin
 
@@ -261,3 +266,22 @@ class System:
                 envelope = cell.receive.receive_nowait()
                 if envelope.reply is not None and not envelope.reply.done():
                     envelope.reply.set_exception(ActorDown(reason))
+
+
+def _answer(reply: asyncio.Future[object], result: object) -> None:
+    """Answer an ask now, or when the future that its actor returned is done."""
+    if isinstance(result, asyncio.Future):
+        result.add_done_callback(functools.partial(_pass_on, reply))
+    elif not reply.done():
+        reply.set_result(result)
+
+
+def _pass_on(reply: asyncio.Future[object], result: asyncio.Future[object]) -> None:
+    if reply.done():
+        return
+    if result.cancelled():
+        reply.set_exception(ActorDown("the actor gave up before it answered"))
+    elif (error := result.exception()) is not None:
+        reply.set_exception(error)
+    else:
+        reply.set_result(result.result())

@@ -1,0 +1,242 @@
+"""Engine: the actor system with a model, opened and closed as one (`async with Engine.open(settings)`).
+
+This is the actor API. Everything the server does is reachable here without HTTP; the runner, the tokenizer,
+the threads and the clock can be handed in, so that tests run the whole engine above the device in virtual time.
+"""
+
+import asyncio
+import contextlib
+import functools
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from regrow.actors.cache import CacheActor
+from regrow.actors.device import DeviceActor, Outbox
+from regrow.actors.engine_actor import EngineActor, EngineWiring, LivingRequest
+from regrow.actors.explain import Explainer
+from regrow.actors.messages import (
+    CacheReport,
+    CacheStats,
+    Cancel,
+    CutOff,
+    DeviceReport,
+    DeviceStats,
+    Drain,
+    EngineReport,
+    EngineStats,
+    RootReport,
+    RootStats,
+    SlotReport,
+    SlotStats,
+    Submit,
+)
+from regrow.actors.prepare import Preparer
+from regrow.actors.root import RootActor
+from regrow.actors.run import Run
+from regrow.actors.runtime import Actor, ActorRef, MailboxStats, System
+from regrow.actors.served import Served, load_served
+from regrow.actors.slot import SlotActor, SlotWiring
+from regrow.actors.threads import DriverHandle, RealThreads, Threads
+from regrow.config import EngineSettings
+from regrow.errors import ActorDown, DeadlineExceeded, Draining, Overloaded
+from regrow.gpu.device_loop import DeviceLoop
+from regrow.policy.request import Exactness, GenerateRequest, SamplingParams
+
+log = structlog.get_logger(__name__)
+MAILBOX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is served. context: tokens a slot holds. created: seconds since 1970 when it was loaded."""
+
+    name: str
+    context: int
+    vocab_size: int
+    exact: Exactness
+    created: int
+    default_sampling: SamplingParams
+    has_template: bool
+    hybrid: bool
+    bytes_per_token: int
+    bytes_per_checkpoint: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """What every actor reports, in one value."""
+
+    ready: bool
+    model: ModelInfo
+    engine: EngineReport
+    slots: tuple[SlotReport, ...]
+    cache: CacheReport
+    roots: tuple[RootReport, ...]
+    device: DeviceReport
+    mailboxes: tuple[MailboxStats, ...]
+
+
+class Engine:
+    """The running system. `engine`, `cache`, `roots`, `device` and `slot(i)` are actor references."""
+
+    def __init__(self, settings: EngineSettings, served: Served, system: System, threads: Threads) -> None:
+        self.settings = settings
+        self._served = served
+        self._system = system
+        self._threads = threads
+        self._closing = False
+        self._prepare: Preparer
+        geometry = served.runner.geometry
+        self.info = ModelInfo(
+            name=served.name,
+            context=served.runner.context,
+            vocab_size=served.tokenizer.vocab_size,
+            exact=served.exact,
+            created=int(time.time()),
+            default_sampling=served.default_sampling,
+            has_template=served.tokenizer.has_template,
+            hybrid=geometry.hybrid,
+            bytes_per_token=geometry.bytes_per_token,
+            bytes_per_checkpoint=geometry.bytes_per_checkpoint,
+        )
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(
+        cls,
+        settings: EngineSettings,
+        *,
+        served: Served | None = None,
+        threads: Threads | None = None,
+        progress: Callable[[str, float | None], None] = lambda text, share: None,
+    ) -> AsyncIterator["Engine"]:
+        """Load the model, start the actors, and stop everything at the end of the block.
+
+        served: a runner to use instead of loading `settings.model`. progress: told what is being done and
+        how much of it (0..1) while loading. Raises ModelRefused or BadConfig.
+        """
+        threads = threads or RealThreads()
+        try:
+            if served is None:
+                served = await threads.run(lambda: load_served(settings, progress))
+            async with System() as system:
+                engine = cls(settings, served, system, threads)
+                driver = engine._start()
+                try:
+                    yield engine
+                finally:
+                    engine._closing = True
+                    await engine._cut_off()
+                    await driver.stop()
+        finally:
+            await threads.close()
+
+    def _start(self) -> DriverHandle:
+        """Spawn the actors and put the device loop on its thread."""
+        settings, served, system = self.settings, self._served, self._system
+        now = asyncio.get_running_loop().time
+        names = [f"slot-{i}" for i in range(served.runner.slots)]
+        self.device, self.cache, self.roots, self.engine = (
+            system.ref(name) for name in ("device", "cache", "roots", "engine")
+        )
+        self.slots = tuple(system.ref(name) for name in names)
+        outbox = Outbox(self._threads, lambda slot, ticks: self.slots[slot].tell(ticks), self.device.tell)
+        loop = DeviceLoop(served.runner, decode_share=settings.decode_share, now=now, deliver=outbox.deliver)
+        slot_wiring = SlotWiring(
+            engine=self.engine,
+            roots=self.roots,
+            cache=self.cache,
+            device=self.device,
+            geometry=served.runner.geometry,
+            detokenizer=served.tokenizer.detokenizer,
+            now=now,
+            exact=served.exact,
+            checkpoints=settings.checkpoints if settings.cache else 0,
+            ask_deadline_s=settings.ask_deadline_s,
+        )
+        engine_wiring = EngineWiring(
+            slots=self.slots,
+            cancel=lambda request: self.engine.tell(Cancel(request)),
+            expire=lambda request, error: self.engine.tell(Cancel(request, error)),
+            now=now,
+            explain=Explainer(served.tokenizer, served.exact, settings.chunk, settings.cache),
+            queue=settings.queue,
+            event_buffer=settings.event_buffer,
+            exact=served.exact,
+        )
+        lives = [itertools.count() for _ in names]
+        generations = itertools.count()
+        kept = settings.roots if settings.cache else 0
+        registry: dict[str, LivingRequest] = {}
+
+        def spawn(name: str, factory: Callable[[], Actor], watchers: Sequence[str] = ()) -> None:
+            system.spawn(name, factory, mailbox=MAILBOX, watchers=tuple(watchers))
+
+        spawn("device", lambda: DeviceActor(loop, generations, self._threads, now), [*names, "engine"])
+        spawn("cache", lambda: CacheActor(served.budget, lambda to, m: system.ref(to).tell(m)), names)
+        spawn("roots", lambda: RootActor(kept, settings.root_min))
+        for i, name in enumerate(names):
+            spawn(name, functools.partial(self._slot, i, lives[i], slot_wiring), ["engine", "cache"])
+        spawn("engine", lambda: EngineActor(engine_wiring, registry), names)
+        return self._threads.drive("device", loop)
+
+    @staticmethod
+    def _slot(slot: int, lives: "itertools.count[int]", wiring: SlotWiring) -> SlotActor:
+        return SlotActor(slot, next(lives), wiring)
+
+    async def submit(self, request: GenerateRequest) -> Run:
+        """Queue a request and return its run.
+
+        Raises BadRequest (naming the field), ContextLengthExceeded, Overloaded (with a time worth waiting),
+        or Draining.
+        """
+        if self._closing:
+            raise Draining("the engine is shutting down")
+        prepared = await self._threads.run(lambda: self._prepare(request))
+        return await self.engine.ask(Submit(prepared), self.settings.ask_deadline_s)
+
+    def slot(self, number: int) -> ActorRef:
+        return self.slots[number]
+
+    @property
+    def ready(self) -> bool:
+        """Whether new requests are taken."""
+        return not self._closing and not self.failed
+
+    @property
+    def failed(self) -> str | None:
+        """Why the actor system has given up, once it has."""
+        failed = self._system.failed
+        return failed.result() if failed.done() and not failed.cancelled() else None
+
+    async def status(self) -> EngineStatus:
+        """Ask every actor what it is doing."""
+        deadline = self.settings.ask_deadline_s
+        return EngineStatus(
+            ready=self.ready,
+            model=self.info,
+            engine=await self.engine.ask(EngineStats(), deadline),
+            slots=tuple([await slot.ask(SlotStats(), deadline) for slot in self.slots]),
+            cache=await self.cache.ask(CacheStats(), deadline),
+            roots=tuple(await self.roots.ask(RootStats(), deadline)),
+            device=await self.device.ask(DeviceStats(), deadline),
+            mailboxes=self._system.statistics(),
+        )
+
+    async def drain(self) -> None:
+        """Take no new work; return when the last request has ended, or was ended after `drain_s` seconds."""
+        self._closing = True
+        with contextlib.suppress(DeadlineExceeded, ActorDown):
+            await self.engine.ask(Drain(), self.settings.drain_s)
+            return
+        await self._cut_off()
+
+    async def _cut_off(self) -> None:
+        """End every request now."""
+        self._closing = True
+        with contextlib.suppress(DeadlineExceeded, ActorDown, Overloaded):
+            await self.engine.ask(CutOff(), self.settings.ask_deadline_s)
