@@ -28,13 +28,9 @@ def draw(row: Row, logits: torch.Tensor) -> int | None:
         return None
     scores = adjust(row, logits)
     if row.sampling.temperature <= 0:
-        token = int(scores.argmax())
-    else:
-        tokens, weights = kept(scores, row.sampling)
-        token = int(tokens[invert(weights, uniform(row.sampling.seed, row.counter))])
-    if row.mask is not None:
-        row.mask.accept(token)
-    return token
+        return int(scores.argmax())
+    tokens, weights = kept(scores, row.sampling)
+    return int(tokens[invert(weights, uniform(row.sampling.seed, row.counter))])
 
 
 def adjust(row: Row, logits: torch.Tensor) -> torch.Tensor:
