@@ -1,7 +1,7 @@
 """Engine: the actor system with a model, opened and closed as one (`async with Engine.open(settings)`).
 
-This is the actor API. Everything the server does is reachable here without HTTP; the runner, the tokenizer,
-the threads and the clock can be handed in, so that tests run the whole engine above the device in virtual time.
+This is the actor API. Everything the server does is reachable here without HTTP; the runner, the tokenizer
+and the threads can be handed in, so that tests run the whole engine above the device in virtual time.
 """
 
 import asyncio

@@ -42,7 +42,7 @@ PLANS = 3  # a placement that came too late is made again this often, then the p
 
 @dataclass(frozen=True, slots=True)
 class EngineWiring:
-    """slots: by number. cancel and expire: tell this actor to end a request. now: the engine clock in seconds.
+    """slots: by number. cancel and expire: tell this actor to end a request. now: the clock in seconds.
 
     explain: says why not more could be reused, given the chosen position and every known session (E1).
     """
@@ -148,7 +148,7 @@ class EngineActor:
         return run
 
     def _note(self, slot: int) -> None:
-        """Bring the directory up to date with a slot's session and with what this actor has given it to do."""
+        """Bring the directory up to date with a slot's session and with what it was given to do."""
         session = self._sessions.get(slot)
         if session is None:
             self._directory.remove(HolderId("slot", slot))
@@ -167,7 +167,7 @@ class EngineActor:
             self._admit(request, placed)
 
     def _place(self, request: LivingRequest) -> Candidate | None:
-        """Choose slot and source from the directory (S0 to S2); with the cache off nothing is a source (S9)."""
+        """Choose slot and source from the directory (S0 to S2), or with the cache off a slot alone (S9)."""
         prepared = request.prepared
         known = [self._directory.get(HolderId("slot", slot)) for slot in sorted(self._sessions)]
         slots = [holder for holder in known if holder is not None]

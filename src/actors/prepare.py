@@ -1,4 +1,7 @@
-"""From a request to something that can be queued: rendered, tokenised, planned, checked. Runs on a worker thread."""
+"""From a request to something that can be queued: rendered, tokenised, planned, checked.
+
+Runs on a worker thread.
+"""
 
 from dataclasses import dataclass
 

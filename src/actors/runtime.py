@@ -44,7 +44,7 @@ class Down:
 
 
 class Actor(Protocol):
-    """What a supervised actor offers. A `RegrowError` raised while handling an ask is its answer, not a crash."""
+    """What a supervised actor offers. A `RegrowError` that an ask raises is its answer, not a crash."""
 
     async def started(self) -> None:
         """Run before the first message."""
@@ -155,7 +155,7 @@ class System:
     def spawn(
         self, name: str, factory: Callable[[], Actor], *, mailbox: int, watchers: tuple[str, ...] = ()
     ) -> ActorRef:
-        """Start an actor with a mailbox of at most `mailbox` messages; `watchers` are told when it crashes."""
+        """Start an actor with a mailbox of `mailbox` messages at most; `watchers` are told of a crash."""
         if name in self._cells:
             raise ValueError(f"there is an actor {name} already")
         send, receive = anyio.create_memory_object_stream[_Envelope](mailbox)
@@ -250,9 +250,8 @@ class System:
         if len(cell.crashes) > self.restarts:
             cell.send.close()
             if not self.failed.done():
-                self.failed.set_result(
-                    f"{cell.name} crashed {len(cell.crashes)} times within {self.period_s:g} s; last: {reason}"
-                )
+                times = f"{len(cell.crashes)} times within {self.period_s:g} s"
+                self.failed.set_result(f"{cell.name} crashed {times}; last: {reason}")
             return False
         for name in cell.watchers:
             with contextlib.suppress(ActorDown):

@@ -1,4 +1,4 @@
-"""From settings to something that can be served: the model loaded, its slots sized, what holds said in one line."""
+"""From settings to something that can be served: the model loaded, its slots sized, what holds said."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

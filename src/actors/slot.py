@@ -1,8 +1,8 @@
 """SlotActor: one slot's session and the request it serves.
 
-A request's life here: placed -> mounting -> reading -> decoding -> done. On every exit path (done, stop string,
-cancel, disconnect, error, deadline) the session is left true: its keys equal what the cells hold, its chain
-holds only valid checkpoints.
+A request's life here: placed -> mounting -> reading -> decoding -> done. On every exit path (done, stop
+string, cancel, disconnect, error, deadline) the session is left true: its keys equal what the cells hold, its
+chain holds only valid checkpoints.
 """
 
 from collections.abc import Callable
