@@ -89,7 +89,14 @@ class Engine:
         self._system = system
         self._threads = threads
         self._closing = False
-        self._prepare: Preparer
+        self._prepare = Preparer(
+            tokenizer=served.tokenizer,
+            table=served.table,
+            namespace=served.namespace,
+            context=served.runner.context,
+            checkpoints=settings.checkpoints if settings.cache else 0,
+            checkpoint_every=settings.checkpoint_every,
+        )
         geometry = served.runner.geometry
         self.info = ModelInfo(
             name=served.name,
