@@ -5,7 +5,7 @@ cells are valid and, apart from that, where its running state is (R4): a state t
 uncommitted step moved is never taken for the state at the end of the cells.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,16 +26,21 @@ _TORN = -1  # the place of a running state that belongs to no position
 class ModelRunner:
     """`slots` slots of `context` cells for a `transformers` causal language model.
 
+    context: a number, or a function that chooses it once it is known what the model keeps.
+
     exact: "full" steps always all slots, so that a row's bits do not depend on load; else a step runs rows 0
     up to the highest joined one. Raises ModelRefused where the model cannot run over slots.
     """
 
-    def __init__(self, model: Any, slots: int, context: int, exact: Exactness) -> None:
+    def __init__(
+        self, model: Any, slots: int, context: int | Callable[[Geometry], int], exact: Exactness
+    ) -> None:
         self._model = SlotModel(model)
-        self._slots, self._context, self._exact = slots, context, exact
+        self._slots, self._exact = slots, exact
         with torch.inference_mode():
             probed = probe(self._model)
         self._geometry, self._row_exact = probed.geometry, probed.row_exact
+        self._context = context if isinstance(context, int) else context(self._geometry)
         self.reset()
 
     @property
@@ -77,7 +82,8 @@ class ModelRunner:
     def mount(self, slot: int, position: int, state: Snapshot | None) -> None:
         self._expect(slot not in self._joined, slot, "is joined")
         self._expect(position <= self._length[slot], slot, f"does not reach position {position}")
-        if position and self._geometry.hybrid:
+        live = state is None and position == self._length[slot] == self._state_at[slot]
+        if position and self._geometry.hybrid and not live:
             states = () if state is None else state.states
             self._expect(
                 state is not None and state.position == position, slot, f"has no state at {position}"

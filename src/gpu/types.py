@@ -182,8 +182,8 @@ class Runner(Protocol):
     def mount(self, slot: int, position: int, state: Snapshot | None) -> None:
         """Cut `slot` back to `position` and restore the running state there.
 
-        `state` is None only for a model without running state. Raises ValueError where the state's position
-        differs (R4) or the cells do not reach `position`.
+        `state` is None for a model without running state, or where the slot's own is the one at `position`.
+        Raises ValueError where the state's position differs (R4) or the cells do not reach `position`.
         """
         ...
 
