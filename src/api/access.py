@@ -1,0 +1,58 @@
+"""The outermost middleware: every request gets an id, an answer whatever is raised, and a line in the log.
+
+The id is bound to the context, so that all lines logged for the request carry it. No line holds text of a
+prompt or an answer.
+"""
+
+import re
+import time
+import uuid
+
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from regrow.api.errors import response_of
+from regrow.errors import RegrowError
+
+QUIET = frozenset({"/health", "/ready"})
+CLIENT_GONE = 499
+GIVEN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+log = structlog.get_logger(__name__)
+
+
+@web.middleware
+async def access(request: web.Request, handler: Handler) -> web.StreamResponse:
+    given = request.headers.get("X-Request-Id", "")
+    structlog.contextvars.clear_contextvars()  # a connection's requests share one context
+    structlog.contextvars.bind_contextvars(
+        request_id=given if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex,
+    )
+    begun = time.monotonic()
+    status = CLIENT_GONE
+    try:
+        response = await _answered(request, handler)
+        status = response.status
+    finally:
+        line = log.debug if request.path in QUIET else log.info
+        ms = round((time.monotonic() - begun) * 1e3, 1)
+        line("request", method=request.method, path=request.path, status=status, ms=ms)
+    return response
+
+
+async def _answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except ConnectionResetError:
+        raise
+    except (RegrowError, web.HTTPException) as error:
+        return response_of(error)
+    except Exception as error:
+        log.exception("unexpected error")
+        return response_of(error)
+
+
+async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    """Signal handler: name the request in the headers of its answer, streams included."""
+    response.headers["X-Request-Id"] = structlog.contextvars.get_contextvars()["request_id"]

@@ -1,0 +1,91 @@
+"""What the HTTP layer needs of an engine, and nothing more: it is built and tested against these protocols.
+
+`Gate` stands between the routes and an engine that may still be loading.
+"""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from regrow.actors.events import Event
+from regrow.errors import RegrowError
+from regrow.policy.request import GenerateRequest, SamplingParams
+
+
+class ModelInfo(Protocol):
+    """The served model: context in tokens, `exact` the mode that holds, `created` in unix seconds."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def exact(self) -> str: ...
+    @property
+    def created(self) -> int: ...
+    @property
+    def default_sampling(self) -> SamplingParams: ...
+    @property
+    def has_template(self) -> bool: ...
+
+
+class Run(Protocol):
+    """One request's life; iterating ends after `Finished` or `Failed`."""
+
+    @property
+    def id(self) -> str: ...
+
+    def __aiter__(self) -> AsyncIterator[Event]: ...
+
+    async def cancel(self) -> None:
+        """Ask for an early end; idempotent, no effect after the end."""
+        ...
+
+
+class EnginePort(Protocol):
+    """An engine that has its model loaded. `ready` is False while it drains or its device restarts."""
+
+    @property
+    def info(self) -> ModelInfo: ...
+
+    @property
+    def ready(self) -> bool: ...
+
+    async def submit(self, request: GenerateRequest) -> Run:
+        """Queue a request; raises BadRequest, ContextLengthExceeded, Overloaded or Draining."""
+        ...
+
+    async def status(self) -> object:
+        """Return what the engine is doing, as a value that msgspec can encode to an object."""
+        ...
+
+    async def drain(self) -> None:
+        """Take no new work; return when what runs has ended or was cut off."""
+        ...
+
+
+class StillLoading(RegrowError):
+    """The model is not loaded yet."""
+
+
+@dataclass(slots=True)
+class Gate:
+    """Holds the engine once it is loaded; the port answers before that."""
+
+    loaded: EnginePort | None = None
+
+    @property
+    def engine(self) -> EnginePort:
+        """Raises StillLoading until there is one."""
+        if self.loaded is None:
+            raise StillLoading("the model is still loading; /ready tells when it is done")
+        return self.loaded
+
+    @property
+    def state(self) -> str:
+        """ "loading", "ready", or "unavailable" while the engine drains or its device restarts."""
+        if self.loaded is None:
+            return "loading"
+        return "ready" if self.loaded.ready else "unavailable"

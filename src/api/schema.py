@@ -1,0 +1,164 @@
+"""The body of /v1/chat/completions as types; what does not decode to them is a 400 (`body.py`).
+
+Unknown fields are ignored. A field of OpenAI's that is not served yet stands here too, so that a request
+that relies on it is refused (`intake.py`) instead of half answered. null means: not given.
+"""
+
+from typing import Annotated, Literal, get_args
+
+from msgspec import Meta, Struct
+
+from regrow.policy.request import CacheUse
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+ToolChoiceMode = Literal["none", "auto", "required"]
+FormatType = Literal["text", "json_object", "json_schema"]
+
+Filled = Annotated[str, Meta(min_length=1)]
+Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
+Share = Annotated[float, Meta(ge=0.0, le=1.0)]
+Count = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+TokenId = Annotated[int, Meta(ge=0)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+class Fields(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of every part of a body."""
+
+
+class TextPart(Fields, frozen=True, tag_field="type", tag="text"):
+    text: str
+
+
+class RefusalPart(Fields, frozen=True, tag_field="type", tag="refusal"):
+    refusal: str
+
+
+class ImagePart(Fields, frozen=True, tag_field="type", tag="image_url"):
+    """Decoded only to be refused."""
+
+
+class AudioPart(Fields, frozen=True, tag_field="type", tag="input_audio"):
+    """Decoded only to be refused."""
+
+
+class FilePart(Fields, frozen=True, tag_field="type", tag="file"):
+    """Decoded only to be refused."""
+
+
+Part = TextPart | RefusalPart | ImagePart | AudioPart | FilePart
+
+
+class CalledFunction(Fields, frozen=True):
+    """`arguments` is a JSON text, as the model wrote it."""
+
+    name: Filled
+    arguments: str = "{}"
+
+
+class ToolCall(Fields, frozen=True):
+    function: CalledFunction
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
+class Message(Fields, frozen=True):
+    role: Role
+    content: str | list[Part] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+
+
+class Function(Fields, frozen=True):
+    name: Filled
+    description: str | None = None
+    parameters: dict[str, object] | None = None
+
+
+class Tool(Fields, frozen=True):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedTool(Fields, frozen=True):
+    """A tool choice that forces one function."""
+
+    type: str
+    function: object = None
+
+
+class StreamOptions(Fields, frozen=True):
+    include_usage: bool | None = None
+
+
+class ResponseFormat(Fields, frozen=True):
+    type: FormatType
+
+
+class RegrowOptions(Fields, frozen=True):
+    """The extension object. `deadline_ms` counts from the arrival of the request."""
+
+    progress: bool | None = None
+    cache: CacheUse | None = None
+    priority: int | None = None
+    deadline_ms: Positive | None = None
+
+
+class ChatRequest(Fields, frozen=True):
+    """The body of /v1/chat/completions."""
+
+    model: str
+    messages: Annotated[list[Message], Meta(min_length=1)]
+
+    temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1)] | None = None
+    min_p: Share | None = None
+    seed: Seed | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=2.0)] | None = None
+    logit_bias: dict[TokenId, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
+
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
+    min_tokens: Count | None = None
+    stop: Filled | Annotated[list[Filled], Meta(max_length=16)] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoiceMode | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    user: str | None = None
+    priority: int | None = None
+    cache_salt: Filled | None = None
+    regrow: RegrowOptions | None = None
+
+    n: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    response_format: ResponseFormat | None = None
+    functions: list[object] | None = None
+    function_call: object = None
+    modalities: list[str] | None = None
+    audio: object = None
+
+
+# What a choice may be, by the end of its path; [] stands for any index.
+ALLOWED: dict[str, tuple[str, ...]] = {
+    "role": get_args(Role),
+    "tool_choice": get_args(ToolChoiceMode),
+    "response_format.type": get_args(FormatType),
+    "regrow.cache": get_args(CacheUse),
+    "tools[].type": ("function",),
+    "tool_calls[].type": ("function",),
+    "content[].type": ("text", "refusal", "image_url", "input_audio", "file"),
+}

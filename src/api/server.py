@@ -1,0 +1,96 @@
+"""The server's life: the port answers from the first moment, the model loads, requests are served; at
+SIGINT or SIGTERM the engine drains, then everything closes. A second signal ends the process at once.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+
+from aiohttp import web
+
+from regrow.api.app import make_app, make_runner
+from regrow.api.models import served_names
+from regrow.api.port import EnginePort
+from regrow.api.state import GATE
+from regrow.config import ServerSettings
+from regrow.errors import BadConfig
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+INTERRUPTED = 130
+
+
+async def serve(
+    settings: ServerSettings,
+    opening: AbstractAsyncContextManager[EnginePort],
+    say: Callable[[str], None],
+) -> None:
+    """Serve until a signal comes. `opening` loads the engine; what it raises ends the server.
+
+    Raises BadConfig where the port cannot be opened.
+    """
+    app = make_app(None, settings)
+    gate = app[GATE]
+    runner = make_runner(app)
+    await runner.setup()
+    stop = _stop_on_signal(asyncio.current_task(), lambda: gate.loaded is None)
+    try:
+        url = await _bind(runner, settings)
+        say(f"Loading the model; {url}/ready tells when it is done.")
+        async with opening as engine:
+            gate.loaded = engine
+            say(where_to_look(url, served_names(engine.info, settings)[0]))
+            await stop.wait()
+            say("Stopping: what runs may finish. Press Ctrl-C again to end at once.")
+            await engine.drain()
+            await runner.cleanup()
+    except asyncio.CancelledError:
+        if not stop.is_set():
+            raise
+    finally:
+        for number in SIGNALS:
+            asyncio.get_running_loop().remove_signal_handler(number)
+        await runner.cleanup()
+
+
+def _stop_on_signal(task: "asyncio.Task[None] | None", loading: Callable[[], bool]) -> asyncio.Event:
+    """Return an event that the first signal sets; while `loading`, it also cancels `task`."""
+    stop = asyncio.Event()
+
+    def hear() -> None:
+        if stop.is_set():
+            os._exit(INTERRUPTED)
+        stop.set()
+        if task is not None and loading():
+            task.cancel()
+
+    for number in SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, hear)
+    return stop
+
+
+async def _bind(runner: web.AppRunner, settings: ServerSettings) -> str:
+    """Open the port and return the server's address as a URL."""
+    try:
+        await web.TCPSite(runner, settings.host, settings.port).start()
+    except OSError as error:
+        reason = error.strerror or error
+        raise BadConfig(f"--port: {settings.host}:{settings.port} cannot be opened: {reason}") from None
+    host, port, *_ = runner.addresses[0]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def where_to_look(url: str, model: str) -> str:
+    """Return what the server says once the model is loaded."""
+    return f"""
+Serving {model} at {url}/v1
+
+  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+
+  regrow chat --url {url}      a chat in the terminal
+  {url}/v1/status      what the server is doing
+
+Ctrl-C stops it.
+"""

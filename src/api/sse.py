@@ -1,0 +1,68 @@
+"""A server-sent event stream that is never silent for long and never blocks the loop.
+
+Headers go out at once. Whenever nothing was written for `keepalive_s` by the loop's clock, a comment goes
+out, whatever phase the request is in. Every write waits until the transport has room (back-pressure), and
+raises ConnectionResetError where the client is gone.
+"""
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+from aiohttp import web
+
+KEEP_ALIVE = b": keep-alive\n\n"
+DONE = b"[DONE]"
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",  # a reverse proxy would otherwise hold the stream back
+}
+
+
+class EventStream:
+    """One open stream: `async with EventStream(request, 5.0) as stream: await stream.send(data)`."""
+
+    def __init__(self, request: web.Request, keepalive_s: float) -> None:
+        self.response = web.StreamResponse(headers=HEADERS)
+        self._request = request
+        self._keepalive_s = keepalive_s
+        self._loop = asyncio.get_running_loop()
+        self._lock = asyncio.Lock()
+        self._written_at = self._loop.time()
+
+    async def __aenter__(self) -> Self:
+        await self.response.prepare(self._request)
+        self._keeper = asyncio.create_task(self._keep_alive())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            async with self._lock:  # never cancel the keeper inside a write
+                self._keeper.cancel()
+            await self.response.write_eof()
+        self._keeper.cancel()
+        await asyncio.wait([self._keeper])
+
+    async def send(self, data: bytes) -> None:
+        """Write one event; `data` is a single line."""
+        await self._write(b"data: %b\n\n" % data)
+
+    async def _write(self, frame: bytes) -> None:
+        async with self._lock:
+            await self.response.write(frame)
+            self._written_at = self._loop.time()
+
+    async def _keep_alive(self) -> None:
+        while True:
+            await asyncio.sleep(max(0.0, self._written_at + self._keepalive_s - self._loop.time()))
+            async with self._lock:
+                if self._loop.time() - self._written_at < self._keepalive_s:
+                    continue
+                try:
+                    await self.response.write(KEEP_ALIVE)
+                except ConnectionResetError:
+                    return  # the handler hears of it by cancellation, or at its next event
+                self._written_at = self._loop.time()

@@ -1,0 +1,25 @@
+"""/health (the process lives), /ready (it takes work), /v1/status (what it is doing)."""
+
+import msgspec
+from aiohttp import web
+
+from regrow import __version__
+from regrow.api.errors import json_response
+from regrow.api.models import served_names
+from regrow.api.state import GATE, SETTINGS
+
+
+async def health(request: web.Request) -> web.Response:
+    return json_response({"status": request.app[GATE].state, "version": __version__})
+
+
+async def ready(request: web.Request) -> web.Response:
+    state = request.app[GATE].state
+    return json_response({"ready": state == "ready", "status": state}, 200 if state == "ready" else 503)
+
+
+async def status(request: web.Request) -> web.Response:
+    gate = request.app[GATE]
+    names = served_names(gate.engine.info, request.app[SETTINGS])
+    engine: dict[str, object] = msgspec.to_builtins(await gate.engine.status())
+    return json_response({"version": __version__, "status": gate.state, "served_names": names, **engine})

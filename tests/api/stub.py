@@ -1,0 +1,150 @@
+"""An engine with a script instead of a model: a run yields the script's events and waits at its holds."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+from regrow.actors.events import (
+    Event,
+    Failed,
+    Finished,
+    FinishReason,
+    Mounted,
+    Placed,
+    Queued,
+    ReadDone,
+    ReadProgress,
+    Reuse,
+    Token,
+    Usage,
+)
+from regrow.errors import ContextLengthExceeded, Draining, RegrowError
+from regrow.policy.request import GenerateRequest, SamplingParams
+
+REUSE = Reuse(
+    source="checkpoint",
+    slot=1,
+    reused=64,
+    read=36,
+    queue_ms=1.26,
+    mount_ms=2.0,
+    read_ms=30.0,
+    exact="cache",
+    why="the system prompt changed at 'Current time: 15:09:34'",
+)
+USAGE = Usage(prompt=100, completion=3, cached=64)
+
+QUEUED = Queued(at=0.0, ahead=2)
+PLACED = Placed(at=1.0, slot=1, source="checkpoint", reused=64, prompt=100)
+MOUNTED = Mounted(at=1.1, reused=64, ms=2.04)
+PROGRESS = ReadProgress(at=1.2, position=80, reused=64, total=100, tokens_per_s=500.04, eta_ms=40.0)
+READ = ReadDone(at=1.3, reused=64, read=36, ms=30.0)
+TOKENS = (Token(1.4, 5, "Grüße"), Token(1.5, 6, ""), Token(1.6, 7, " dir"))
+
+
+def finished(reason: FinishReason = "stop", text: str = "!") -> Finished:
+    return Finished(2.0, reason, text, USAGE, REUSE)
+
+
+def failed(error: RegrowError) -> Failed:
+    return Failed(2.0, error, USAGE, REUSE)
+
+
+WHOLE_LIFE = (QUEUED, PLACED, MOUNTED, PROGRESS, READ, *TOKENS, finished())
+TEXT = "Grüße dir!"
+
+
+@dataclass(frozen=True)
+class Hold:
+    """The run waits here until the gate opens or it is cancelled."""
+
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+Script = Sequence[Event | Hold | Exception]
+
+
+@dataclass(frozen=True)
+class StubModel:
+    name: str = "stub"
+    context: int = 4096
+    vocab_size: int = 1000
+    exact: str = "cache"
+    created: int = 1_700_000_000
+    default_sampling: SamplingParams = field(
+        default_factory=lambda: SamplingParams(temperature=0.6, top_p=0.9)
+    )
+    has_template: bool = True
+
+
+class StubRun:
+    def __init__(self, number: int, script: Script) -> None:
+        self.id = f"run-{number}"
+        self.slot = None
+        self.script = script
+        self.ended = False
+        self.cancelled = asyncio.Event()
+        self.waiting = asyncio.Event()
+
+    async def cancel(self) -> None:
+        if not self.ended:
+            self.cancelled.set()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        for step in self.script:
+            if self.cancelled.is_set():
+                break
+            if isinstance(step, Exception):
+                raise step
+            if isinstance(step, Hold):
+                self.waiting.set()
+                waits = [asyncio.ensure_future(e.wait()) for e in (step.gate, self.cancelled)]
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+                for wait in waits:
+                    wait.cancel()
+                continue
+            self.ended = isinstance(step, Finished | Failed)
+            yield step
+        if not self.ended:
+            self.ended = True
+            yield finished("cancelled", "")
+
+
+class StubEngine:
+    """`script`: what every run does; a word of a message counts as one token."""
+
+    def __init__(self, script: Script = WHOLE_LIFE, info: StubModel | None = None) -> None:
+        self.script = script
+        self.info = info or StubModel()
+        self.ready = True
+        self.requests: list[GenerateRequest] = []
+        self.runs: list[StubRun] = []
+        self.refuse_with: RegrowError | None = None
+        self.submitting = asyncio.Event()
+        self.submit_gate = asyncio.Event()
+        self.submit_gate.set()
+        self.started: asyncio.Queue[StubRun] = asyncio.Queue()
+        self.drain_gate = asyncio.Event()
+        self.drain_gate.set()
+
+    async def submit(self, request: GenerateRequest) -> StubRun:
+        if self.refuse_with is not None:
+            raise self.refuse_with
+        prompt = sum(len(str(message["content"]).split()) for message in request.messages)
+        if prompt + (request.max_tokens or 1) > self.info.context:
+            raise ContextLengthExceeded(prompt, request.max_tokens or 1, self.info.context)
+        self.submitting.set()
+        await self.submit_gate.wait()
+        self.requests.append(request)
+        run = StubRun(len(self.runs), self.script)
+        self.runs.append(run)
+        self.started.put_nowait(run)
+        return run
+
+    async def status(self) -> object:
+        return {"slots": [{"slot": 0, "phase": "idle"}], "queue": {"waiting": 0}}
+
+    async def drain(self) -> None:
+        self.ready = False
+        self.refuse_with = Draining("the server is shutting down")
+        await self.drain_gate.wait()

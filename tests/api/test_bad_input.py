@@ -1,0 +1,235 @@
+"""Every bad input is a clear 4xx in OpenAI's shape, and the server serves on."""
+
+import pytest
+
+from regrow.errors import Draining, Overloaded
+from tests.api.conftest import Served, Start, chat_body
+from tests.api.stub import StubEngine, StubModel
+
+
+def user(content: object) -> dict[str, object]:
+    return {"messages": [{"role": "user", "content": content}]}
+
+
+async def refused(served: Served, body: object, status: int = 400) -> dict:
+    """Post the body; returns the error object, after checking that the server serves on."""
+    got, answer = await served.post(body)
+    assert got == status, answer
+    assert set(answer["error"]) == {"message", "type", "param", "code"}
+    assert answer["error"]["message"]
+    again, _ = await served.post(chat_body())
+    assert again == 200
+    return answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x"}, {"role": "tool"}]}, "messages[1].content"),
+        (user(5), "messages[0].content"),
+        (user([{"type": "smell"}]), "messages[0].content[0].type"),
+        (user([{"type": "text"}]), "messages[0].content[0].text"),
+        (
+            user([{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {}}]),
+            "messages[0].content[1]",
+        ),
+        (user([{"type": "input_audio"}]), "messages[0].content[0]"),
+        ({"model": 5}, "model"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 1.5}, "min_p"),
+        ({"seed": 1.5}, "seed"),
+        ({"seed": 2**70}, "seed"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": -2.5}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"1000": 1}}, "logit_bias"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": "many"}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": ["x", 5]}, "stop[1]"),
+        ({"stop_token_ids": [1000]}, "stop_token_ids"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"n": 2}, "n"),
+        ({"n": 0}, "n"),
+        ({"logprobs": True}, "logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"function_call": "auto"}, "function_call"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"audio": {"voice": "x"}}, "audio"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"cache_salt": ""}, "cache_salt"),
+        ({"regrow": {"cache": "maybe"}}, "regrow.cache"),
+        ({"regrow": {"deadline_ms": 0}}, "regrow.deadline_ms"),
+        ({"regrow": {"progress": "yes"}}, "regrow.progress"),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+async def test_a_bad_field_is_a_400_that_names_it(
+    start: Start, engine: StubEngine, fields: dict[str, object], param: str
+) -> None:
+    served = await start(engine)
+    error = await refused(served, chat_body(**fields))
+    assert error["param"] == param
+    assert error["type"] == "invalid_request_error"
+    assert len(engine.requests) == 1  # the good one after it
+
+
+async def test_a_wrong_choice_is_told_what_is_allowed(start: Start, engine: StubEngine) -> None:
+    served = await start(engine)
+    error = await refused(served, chat_body(messages=[{"role": "robot", "content": "x"}]))
+    assert "'robot'" in error["message"]
+    assert "system, developer, user, assistant, tool" in error["message"]
+
+
+async def test_an_image_is_refused_because_the_model_has_no_vision(start: Start, engine: StubEngine) -> None:
+    served = await start(engine)
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    error = await refused(served, chat_body(**user([part])))
+    assert "no vision" in error["message"]
+
+
+async def test_a_missing_model_is_a_400_and_an_unknown_one_a_404(start: Start, engine: StubEngine) -> None:
+    served = await start(engine)
+    missing = await refused(served, user("x"))
+    assert (missing["param"], missing["code"]) == ("model", "missing_required_parameter")
+    unknown = await refused(served, chat_body(model="gpt-9"), status=404)
+    assert (unknown["param"], unknown["code"]) == ("model", "model_not_found")
+    assert "stub" in unknown["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"hello",
+        b"[]",
+        b"null",
+        b'"text"',
+        b"\xff\xfe",
+        b'{"model": "stub", "messages": [{"role": "user", "content": "\xff"}]}',
+        b'{"model": "stub", "messages": [{"role": "user", "content": "\\ud800"}]}',
+        b'{"model": "stub", "temperature": NaN}',
+        b'{"model": "stub", "tools": ' + b"[" * 100_000,
+        b'{"x": ' * 5_000 + b"1" + b"}" * 5_000,
+    ],
+    ids=lambda body: repr(body[:40]),
+)
+async def test_a_body_that_is_no_json_object_is_a_400(start: Start, engine: StubEngine, body: bytes) -> None:
+    served = await start(engine)
+    headers = {"Content-Type": "application/json"}
+    async with served.http.post("/v1/chat/completions", data=body, headers=headers) as response:
+        answer = await response.json()
+    assert response.status == 400
+    assert answer["error"]["type"] == "invalid_request_error"
+    assert (await served.post(chat_body()))[0] == 200
+
+
+async def test_a_body_that_is_not_what_its_encoding_says_is_a_400(start: Start, engine: StubEngine) -> None:
+    served = await start(engine)
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    async with served.http.post("/v1/chat/completions", data=b"{}", headers=headers) as response:
+        assert response.status == 400
+    assert (await served.post(chat_body()))[0] == 200
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/x-www-form-urlencoded"])
+async def test_a_body_that_does_not_say_it_is_json_is_a_415(
+    start: Start, engine: StubEngine, content_type: str
+) -> None:
+    served = await start(engine)
+    headers = {"Content-Type": content_type}
+    async with served.http.post("/v1/chat/completions", data=b"{}", headers=headers) as response:
+        answer = await response.json()
+    assert response.status == 415
+    assert "application/json" in answer["error"]["message"]
+
+
+async def test_a_prompt_over_the_context_is_a_400_with_both_numbers(start: Start, engine: StubEngine) -> None:
+    served = await start(engine)
+    error = await refused(served, chat_body(**user("word " * 4090), max_tokens=10))
+    assert error["code"] == "context_length_exceeded"
+    assert "4090" in error["message"]
+    assert "4096" in error["message"]
+
+
+async def test_two_mebibytes_of_text_are_a_clear_400(start: Start, engine: StubEngine) -> None:
+    served = await start(engine)
+    error = await refused(served, chat_body(**user("word " * (2 * 2**20 // 5))))
+    assert error["code"] == "context_length_exceeded"
+
+
+async def test_a_body_over_the_limit_is_a_413(start: Start, engine: StubEngine) -> None:
+    served = await start(engine, body_limit=10_000)
+    error = await refused(served, chat_body(**user("x" * 20_000)), status=413)
+    assert error["code"] == "request_entity_too_large"
+
+
+async def test_more_messages_than_the_limit_are_a_400(start: Start, engine: StubEngine) -> None:
+    served = await start(engine, message_limit=3)
+    error = await refused(served, chat_body(messages=[{"role": "user", "content": "x"}] * 4))
+    assert error["param"] == "messages"
+
+
+async def test_a_model_without_a_chat_template_says_so(start: Start) -> None:
+    served = await start(StubEngine(info=StubModel(has_template=False)))
+    status, answer = await served.post(chat_body())
+    assert (status, answer["error"]["code"]) == (400, "no_chat_template")
+
+
+async def test_an_unknown_route_is_a_404_and_a_wrong_method_a_405(start: Start, engine: StubEngine) -> None:
+    served = await start(engine)
+    status, answer = await served.get("/v1/nothing")
+    assert (status, answer["error"]["code"]) == (404, "not_found")
+    async with served.http.get("/v1/chat/completions") as response:
+        answer = await response.json()
+    assert (response.status, answer["error"]["code"]) == (405, "method_not_allowed")
+    assert response.headers["Allow"] == "POST"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_full_queue_is_a_429_that_says_when_to_come_back(
+    start: Start, engine: StubEngine, stream: bool
+) -> None:
+    served = await start(engine)
+    engine.refuse_with = Overloaded("64 requests wait already", retry_after=7)
+    async with served.http.post("/v1/chat/completions", json=chat_body(stream=stream)) as response:
+        answer = await response.json()
+    assert (response.status, response.headers["Retry-After"]) == (429, "7")
+    assert answer["error"]["type"] == "rate_limit_error"
+
+
+async def test_a_server_that_drains_answers_503(start: Start, engine: StubEngine) -> None:
+    served = await start(engine)
+    engine.refuse_with = Draining("the server is shutting down")
+    status, answer = await served.post(chat_body())
+    assert (status, answer["error"]["code"]) == (503, "draining")
