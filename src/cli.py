@@ -1,0 +1,261 @@
+"""`regrow`: serve, chat, models, doctor, bench. What is heavy is imported by the command that needs it."""
+
+import argparse
+import asyncio
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from regrow import __version__
+from regrow.config import EngineSettings, ServerSettings
+from regrow.errors import BadConfig, RegrowError
+from regrow.options import (
+    NAMES,
+    ON_OFF,
+    PATH,
+    SWITCH,
+    TEMPLATE,
+    TEXT,
+    Kind,
+    Option,
+    Parser,
+    add_options,
+    one_of,
+    read_file,
+    real,
+    resolve,
+    whole,
+)
+
+OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
+BENCH = Path(__file__).resolve().parent.parent / "bench"
+SOURCES = (
+    "Every option can also come from the environment (--log-level: REGROW_LOG_LEVEL) or from a TOML file "
+    '(--config; log-level = "debug"). The command line wins, then the environment, then the file.'
+)
+
+Settings = TypeVar("Settings", EngineSettings, ServerSettings)
+
+DEFAULTS = {
+    field.name: field.default
+    for kind in (EngineSettings, ServerSettings)
+    for field in dataclasses.fields(kind)
+}
+
+
+def _setting(
+    name: str, group: str, kind: Kind, about: str, *, field: str | None = None, shown: str | None = None
+) -> Option:
+    """An option that fills a field of EngineSettings or ServerSettings, and shows that field's default."""
+    field = field or name.replace("-", "_")
+    return Option(name, field, group, kind, DEFAULTS[field], about, shown)
+
+
+MODEL = _setting(
+    "model",
+    "model",
+    TEXT,
+    "demo, random:FAMILY[:SIZE], or a local directory (Hugging Face layout, safetensors)",
+)
+CONFIG = Option("config", "config", "other", PATH, None, "a TOML file with options by name", "none")
+SERVE = (
+    MODEL,
+    _setting("ctx", "model", whole(64, auto=True), "tokens a slot holds", field="context"),
+    _setting(
+        "dtype",
+        "model",
+        one_of("auto", "float32", "bfloat16", "float16"),
+        "what weights and cells are kept in",
+    ),
+    _setting("chat-template", "model", TEMPLATE, "a Jinja file, or the template", shown="the model's"),
+    _setting(
+        "model-dir", "model", PATH, "where fetched and converted models are kept", shown="~/.cache/regrow"
+    ),
+    _setting(
+        "served-model-name",
+        "model",
+        NAMES,
+        "the names that requests use",
+        field="served_names",
+        shown="the model's",
+    ),
+    _setting("device", "device", one_of("auto", "cpu", "cuda"), "where the model runs"),
+    _setting("threads", "device", whole(1, auto=True), "threads of the math library"),
+    _setting("parallel", "device", whole(1, 256), "slots: requests that are served at once"),
+    _setting("chunk", "device", whole(64, multiple=64), "tokens read in one piece"),
+    _setting(
+        "decode-share", "device", real(0, 1), "part of a chunk's time that running streams get after it"
+    ),
+    _setting(
+        "exact",
+        "device",
+        one_of("full", "cache", "off", auto=True),
+        "what an answer may not depend on (docs)",
+    ),
+    _setting("cache", "cache", ON_OFF, "keep what was read, and use it"),
+    _setting("checkpoints", "cache", whole(0), "copies of the running state kept per slot"),
+    _setting("checkpoint-every", "cache", whole(0), "read tokens between two of them; 0 = none of these"),
+    _setting("roots", "cache", whole(0), "system prompts kept; 0 = none"),
+    _setting("root-min", "cache", whole(0), "tokens a system prompt needs to be kept"),
+    _setting(
+        "cache-mib",
+        "cache",
+        whole(0, auto=True),
+        "budget of all that is kept",
+        shown="a quarter of the memory",
+    ),
+    _setting("host", "server", TEXT, "address to listen on"),
+    _setting("port", "server", whole(0, 65535), "port to listen on; 0 = any free one"),
+    Option("allow-open", "allow_open", "server", SWITCH, False, "allow a host that others can reach"),
+    _setting("queue", "server", whole(0), "requests that may wait for a slot"),
+    _setting("keepalive-s", "server", real(0.1, 3600), "seconds of silence before a stream gets a comment"),
+    _setting("drain-s", "server", real(0), "seconds that running requests get at the end"),
+    Option(
+        "log-level", "log_level", "other", one_of("debug", "info", "warning", "error"), "info", "what to log"
+    ),
+    Option("log-json", "log_json", "other", SWITCH, False, "log as JSON lines"),
+    CONFIG,
+)
+CHAT = (
+    Option("url", "url", "chat", TEXT, "http://127.0.0.1:8420", "the server"),
+    Option("system", "system", "chat", TEXT, "", "the system prompt", "none"),
+    CONFIG,
+)
+IN_FILE = {option.name for option in (*SERVE, *CHAT) if option is not CONFIG}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status: 0, 1 (failed), 2 (wrong usage) or 130 (interrupted)."""
+    try:
+        arguments = build_parser().parse_args(argv)
+        return cast(int, arguments.run(arguments))
+    except BadConfig as error:
+        print(f"regrow: {error}", file=sys.stderr)
+        return BAD_USAGE
+    except RegrowError as error:
+        print(f"regrow: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def build_parser() -> Parser:
+    """Return the parser of all commands. Values stay text until `_values` reads them."""
+    parser = Parser(
+        "regrow", description="An inference server for hybrid models that reads every prompt once."
+    )
+    parser.add_argument("--version", action="version", version=f"regrow {__version__}")
+    parser.set_defaults(run=lambda _: _print(parser.format_help()))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    def command(name: str, about: str, run: Callable[[argparse.Namespace], int], epilog: str = "") -> Parser:
+        added: Parser = commands.add_parser(name, help=about, description=f"{about}.", epilog=epilog)
+        added.set_defaults(run=run)
+        return added
+
+    serve = command("serve", "serve a model over HTTP", _serve, SOURCES)
+    serve.add_argument("model", nargs="?", metavar="MODEL", help=f"{MODEL.help} (default: {MODEL.default})")
+    add_options(serve, SERVE[1:])
+    add_options(command("chat", "chat with a server in the terminal", _chat, SOURCES), CHAT)
+    command("models", "show what can be loaded", _models)
+    command("doctor", "show what was found on this machine and what will be used", _doctor)
+    bench = command("bench", "run the benchmarks of a checkout", _bench)
+    bench.add_argument("names", nargs="*", metavar="NAME", help="scripts in bench/ (default: all)")
+    bench.add_argument("--quick", action="store_true", help="small sizes")
+    return parser
+
+
+def _print(text: str) -> int:
+    print(text)
+    return OK
+
+
+def _values(options: Sequence[Option], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return field -> value, from the command line, the environment, the file, the defaults."""
+    given = vars(arguments)
+    path = cast(Path | None, resolve([CONFIG], given, os.environ, {})["config"])
+    in_file = {} if path is None else read_file(path, IN_FILE)
+    return resolve(options, given, os.environ, in_file, str(path))
+
+
+def serve_settings(values: Mapping[str, Any]) -> tuple[EngineSettings, ServerSettings]:
+    """Return the settings that the values of SERVE make; raises BadConfig for an open host."""
+    from regrow.api.guard import is_loopback
+
+    host = values["host"]
+    if not is_loopback(host) and not values["allow_open"]:
+        raise BadConfig(
+            f"--host {host}: others could reach the server there, and it has no keys; "
+            "give a loopback address such as 127.0.0.1, or --allow-open"
+        )
+
+    def fill(kind: type[Settings]) -> Settings:
+        names = {field.name for field in dataclasses.fields(kind)}
+        return kind(**{name: value for name, value in values.items() if name in names})
+
+    return fill(EngineSettings), fill(ServerSettings)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    values = _values(SERVE, arguments)
+    engine_settings, server_settings = serve_settings(values)
+    from rich.console import Console
+
+    from regrow.api.loading import open_engine
+    from regrow.api.logs import configure_logs
+    from regrow.api.server import serve
+
+    configure_logs(values["log_level"], values["log_json"])
+    console = Console(highlight=False, markup=False)
+    opening = open_engine(engine_settings, console)
+    asyncio.run(serve(server_settings, opening, lambda text: console.print(text, soft_wrap=True)))
+    return OK
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    values = _values(CHAT, arguments)
+    from regrow.api.terminal import chat
+
+    return chat(values["url"], values["system"])
+
+
+def _models(arguments: argparse.Namespace) -> int:
+    from regrow.models.report import model_rows
+
+    return _print_rows(("model", "what it is", "note"), model_rows())
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from regrow.models.report import doctor_rows
+
+    return _print_rows(("subject", "found", "what it means"), doctor_rows())
+
+
+def _print_rows(heads: tuple[str, str, str], rows: Iterable[tuple[str, str, str]]) -> int:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*heads, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    Console(markup=False, highlight=False).print(table)
+    return OK
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    scripts = {path.stem: path for path in sorted(BENCH.glob("*.py")) if not path.stem.startswith("_")}
+    if not scripts:
+        raise BadConfig("the benchmarks are not installed with the package; run this from a checkout")
+    for name in arguments.names or scripts:
+        if name not in scripts:
+            raise BadConfig(f"bench: there is no {name!r}; there are {', '.join(scripts)}")
+    quick = ["--quick"] if arguments.quick else []
+    for name in arguments.names or scripts:
+        print(f"bench/{name}.py", flush=True)
+        if subprocess.run([sys.executable, scripts[name], *quick], check=False).returncode:
+            return FAILED
+    return OK
