@@ -188,6 +188,8 @@ class SlotActor:
         prepared = serving.admit.prepared
         position, state, pinned = serving.admit.resume, None, None
         while position and self._w.geometry.hybrid:
+            if self._session.live and position == self._session.length:
+                break
             entry = self._session.chain.at(position)
             if entry is not None:
                 state = await self._w.cache.ask(Pin(entry.entry_id), self._w.ask_deadline_s)
