@@ -88,6 +88,7 @@ class Engine:
         self._served = served
         self._system = system
         self._threads = threads
+        self.tokenizer = served.tokenizer
         self._closing = False
         self._prepare = Preparer(
             tokenizer=served.tokenizer,
