@@ -117,6 +117,15 @@ class SlotActor:
         self._version = self._epoch = life << 32
         self._serving: _Serving | None = None
 
+    @property
+    def session(self) -> Session:
+        """What the slot holds: to look at."""
+        return self._session
+
+    @property
+    def idle(self) -> bool:
+        return self._serving is None
+
     async def started(self) -> None:
         if self._life:  # an earlier life may have left a job on the device
             self._w.device.tell(Stop(self._slot, None))
