@@ -204,7 +204,7 @@ class Engine:
             event_buffer=settings.event_buffer,
             exact=served.exact,
         )
-        lives = [itertools.count() for _ in names]
+        restarts = {name: itertools.count() for name in [*names, "cache"]}
         generations = itertools.count()
         kept = settings.roots if settings.cache else 0
         registry: dict[str, LivingRequest] = {}
@@ -222,10 +222,14 @@ class Engine:
             mailbox=MAILBOX,
             watchers=(*names, "engine"),
         )
-        spawn("cache", lambda: CacheActor(served.budget, lambda to, m: system.ref(to).tell(m)), names)
+        spawn(
+            "cache",
+            lambda: CacheActor(served.budget, next(restarts["cache"]), lambda to, m: system.ref(to).tell(m)),
+            names,
+        )
         spawn("roots", lambda: RootActor(kept, settings.root_min))
         for i, name in enumerate(names):
-            spawn(name, functools.partial(self._slot, i, lives[i], slot_wiring), ["engine", "cache"])
+            spawn(name, functools.partial(self._slot, i, restarts[name], slot_wiring), ["engine", "cache"])
         spawn("engine", lambda: EngineActor(engine_wiring, registry), names)
         return self._threads.drive("device", loop)
 

@@ -1,4 +1,4 @@
-"""The engine in a virtual world, watched: whenever it rests, what the actors believe is held against the device.
+"""The engine in a virtual world, watched: when it rests, what the actors believe is held against the device.
 
 `House.ask` runs a request to its end, checks that its events come in the order of a life, and then that every
 session is true, that the ledger is the sum of what is kept, and that nothing is left of the request.
