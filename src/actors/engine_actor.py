@@ -8,7 +8,7 @@ import asyncio
 import heapq
 import itertools
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from regrow.actors.events import Divergence, Failed, Finished, Queued, Reuse, Usage
@@ -21,6 +21,7 @@ from regrow.actors.messages import (
     EngineStats,
     Prepared,
     RequestDone,
+    Serving,
     SessionChanged,
     Stale,
     Submit,
@@ -88,9 +89,10 @@ class EngineActor:
         self._idle_waiters: list[asyncio.Future[None]] = []
 
     async def started(self) -> None:
-        """End what an earlier life of this actor had queued; the slots end what they serve."""
-        for request in [r for r in self._requests.values() if r.slot is None]:
-            self._end_queued(request, ActorDown("the engine actor was restarted"))
+        """End what an earlier life of this actor had queued; the slots say what they serve and end it."""
+        for request in list(self._requests.values()):
+            if request.run.ended or request.slot is None:
+                self._end(request, ActorDown("the engine actor was restarted"))
 
     async def handle(self, message: object) -> object:
         match message:
@@ -102,6 +104,8 @@ class EngineActor:
                 self._sessions[message.slot] = message
                 self._note(message.slot)
                 self._dispatch()
+            case Serving(slot, request):
+                self._found(slot, request)
             case RequestDone():
                 self._done(message)
             case Stale(slot, request):
@@ -236,18 +240,20 @@ class EngineActor:
         if request.slot is None:
             self._queue = [entry for entry in self._queue if entry[2] != name]
             heapq.heapify(self._queue)
-            self._end_queued(request, error)
+            self._end(request, error)
             self._settle()
         else:
             self._w.slots[request.slot].tell(Cancel(name, error))
 
-    def _end_queued(self, request: LivingRequest, error: RegrowError | None) -> None:
-        """Give a request that was never placed its terminal event."""
+    def _end(self, request: LivingRequest, error: RegrowError | None) -> None:
+        """Forget a request that no slot serves, and give it its terminal event."""
+        self._forget(request)
+        if request.run.ended:
+            return
         now = self._w.now()
         usage = Usage(len(request.prepared.keys), 0, 0)
         waited = (now - request.submitted_at) * 1e3
         reuse = Reuse("none", None, 0, 0, waited, 0.0, 0.0, self._w.exact)
-        self._forget(request)
         if error is None:
             request.run.end(Finished(now, "cancelled", "", usage, reuse))
         else:
@@ -277,15 +283,25 @@ class EngineActor:
             request.timer.cancel()
 
     def _lost(self, name: str, reason: str) -> None:
-        """A slot has crashed: its request ends here, since nobody else can end it."""
+        """A slot has crashed: what it was given ends here, since nobody else can end it."""
         slot = next((i for i, ref in enumerate(self._w.slots) if ref.name == name), None)
         if slot is None:
             return
-        request = self._requests.get(self._serving.pop(slot, ""))
+        self._serving.pop(slot, None)
         self._sessions.pop(slot, None)
         self._note(slot)
-        if request is not None and not request.run.ended:
-            self._end_queued(request, ActorDown(f"slot {slot} was restarted: {reason}"))
+        self._end_given(slot, (), f"slot {slot} was restarted: {reason}")
+
+    def _found(self, slot: int, serving: str | None) -> None:
+        """A slot says what it serves, to this new life; what it was given beside that is lost."""
+        if serving in self._requests:
+            self._serving[slot] = serving
+        self._end_given(slot, (serving, self._serving.get(slot)), "the engine actor was restarted")
+
+    def _end_given(self, slot: int, kept: Collection[str | None], reason: str) -> None:
+        for name, request in list(self._requests.items()):
+            if request.slot == slot and name not in kept:
+                self._end(request, ActorDown(reason))
         self._settle()
 
     def _when_idle(self) -> asyncio.Future[None]:

@@ -133,6 +133,14 @@ class SessionChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Serving:
+    """To a new life of the engine: what this slot serves now, with all that was admitted before."""
+
+    slot: int
+    request: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class RequestDone:
     """To the engine: the request is over and its slot is free. `read` prompt tokens were really read."""
 

@@ -39,6 +39,7 @@ from regrow.actors.messages import (
     Reserve,
     RootOffer,
     RootTouch,
+    Serving,
     SessionChanged,
     SlotDigest,
     SlotReport,
@@ -389,7 +390,7 @@ class SlotActor:
 
     def _lost(self, name: str, reason: str) -> None:
         """Another actor has crashed: without the device nothing in the slot is true, without the cache no
-        checkpoint is."""
+        checkpoint is; a new engine knows nothing of this slot."""
         if name == self._w.device.name:
             if self._serving is not None:
                 self._fail(self._serving, DeviceFailed(f"the device was restarted: {reason}"))
@@ -399,6 +400,10 @@ class SlotActor:
         elif name == self._w.cache.name:
             self._drop_all()  # what the next life has granted meanwhile included
             self._tell_session(busy=self._serving is not None)
+        elif name == self._w.engine.name:
+            self._tell_session(busy=self._serving is not None)
+            serving = self._serving.admit.request if self._serving else None
+            self._w.engine.tell(Serving(self._slot, serving))
 
     def _empty(self) -> None:
         self._drop_all()

@@ -34,3 +34,64 @@ def test_a_crash_of_the_cache_costs_what_it_kept_and_no_running_request(after: f
         assert answer.reused > 0
 
     in_house(scenario)
+
+
+async def crowd(house: House, n: int = 4) -> list["asyncio.Task[Answer]"]:
+    """More chats than slots, all submitted."""
+    runs = [await house.submit(chat(f"chat {i}")) for i in range(n)]
+    return [asyncio.create_task(house.ended(run)) for run in runs]
+
+
+async def all_end(house: House, crowd: list["asyncio.Task[Answer]"], *errors: str) -> list[str]:
+    """Every chat of the crowd ends, with its true answer or one of the errors, and the house serves on."""
+    reasons = []
+    for i, task in enumerate(crowd):
+        answer = await task
+        assert answer.reason in ("length", *errors)
+        assert answer.tokens == house.truth(chat(f"chat {i}"))[: len(answer.tokens)]
+        reasons.append(answer.reason)
+    for i in range(len(crowd)):
+        assert (await house.ask(chat(f"chat {i}"))).tokens == house.truth(chat(f"chat {i}"))
+    return reasons
+
+
+@pytest.mark.parametrize("after", INSTANTS)
+def test_a_crash_of_the_engine_actor_ends_what_waits_and_nothing_that_runs(after: float) -> None:
+    async def scenario(house: House) -> None:
+        running = await crowd(house)
+        await asyncio.sleep(after)
+        house.crash("engine")
+        reasons = await all_end(house, running, "ActorDown")
+        assert reasons[:2] == ["length", "length"]
+        if after == 0:
+            assert reasons[2:] == ["ActorDown", "ActorDown"]
+
+    in_house(scenario)
+
+
+@pytest.mark.parametrize("after", INSTANTS)
+@pytest.mark.parametrize("first", ["engine", "slot-0"])
+def test_a_crash_of_engine_and_slot_together_leaves_nobody_waiting(after: float, first: str) -> None:
+    async def scenario(house: House) -> None:
+        running = await crowd(house)
+        await asyncio.sleep(after)
+        house.crash(first)
+        for _ in range(house.world.rng.randrange(4)):
+            await asyncio.sleep(0)
+        house.crash({"engine": "slot-0", "slot-0": "engine"}[first])
+        await all_end(house, running, "ActorDown")
+
+    in_house(scenario)
+
+
+def test_a_request_can_be_cancelled_after_the_engine_actor_has_crashed() -> None:
+    async def scenario(house: House) -> None:
+        run = await house.submit(chat("hello", max_tokens=2000))
+        await asyncio.sleep(2)
+        house.crash("engine")
+        await asyncio.sleep(2)
+        assert (await house.engine.status()).engine.running == 1
+        await run.cancel()
+        assert (await house.ended(run)).reason == "cancelled"
+
+    in_house(scenario)
