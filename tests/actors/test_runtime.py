@@ -76,16 +76,6 @@ async def test_an_answer_after_the_deadline_is_dropped_and_the_actor_goes_on(on:
 
 
 @with_worker()
-async def test_a_crash_after_the_deadline_is_nobodys_answer(on: Stage) -> None:
-    with pytest.raises(DeadlineExceeded):
-        await on.worker.ask(Break(seconds=4.0), 1.0)
-    with pytest.raises(DeadlineExceeded):
-        await on.worker.ask(Work(), 1.0)
-    await asyncio.sleep(4)
-    assert stats(on.system).restarts == 1
-
-
-@with_worker()
 async def test_an_ask_that_is_cancelled_drops_its_answer(on: Stage) -> None:
     asking = asyncio.create_task(on.worker.ask(Work(2.0), 10.0))
     await asyncio.sleep(1)

@@ -1,6 +1,8 @@
 """The actor runtime's promises about lives: crashes, restarts and their limit, watchers, the stop."""
 
 import asyncio
+import gc
+import warnings
 from collections.abc import Iterator, MutableMapping
 
 import pytest
@@ -49,6 +51,19 @@ def test_a_crash_is_logged_by_name_and_life(logged: list[MutableMapping[str, obj
     assert [(e["event"], e["actor"], e["epoch"], e["error"]) for e in logged] == [
         ("actor crashed", "worker", 0, "RuntimeError('broken')")
     ]
+
+
+def test_a_crash_after_the_deadline_is_nobodys_answer(logged: list[MutableMapping[str, object]]) -> None:
+    async def scenario(world: VirtualLoop) -> None:
+        async with System() as system:
+            ref = system.spawn("worker", lambda: Worker(Log()), mailbox=8)
+            with pytest.raises(DeadlineExceeded):
+                await ref.ask(Break(seconds=4.0), 1.0)
+            await asyncio.sleep(4)
+            assert stats(system).restarts == 1
+
+    run_world(0, scenario)
+    assert [entry["error"] for entry in logged] == ["RuntimeError('broken')"]
 
 
 @with_worker()
@@ -272,6 +287,21 @@ async def test_an_actor_that_crashes_in_a_stop_is_not_started_again(on: Stage) -
     with pytest.raises(ActorDown, match="crashed"):
         await waiting
     assert next(on.log.lives) == 2
+
+
+def test_a_stop_closes_every_mailbox() -> None:
+    async def scenario(world: VirtualLoop) -> None:
+        async with System(restarts=0) as system:
+            for name in ("one", "two"):
+                system.spawn(name, lambda: Worker(Log()), mailbox=1)
+            system.ref("one").tell(Break())
+            await settled()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        run_world(0, scenario)
+        gc.collect()
+    assert [warning for warning in caught if warning.category is ResourceWarning] == []
 
 
 def test_no_task_outlives_a_system_whose_block_raises() -> None:
