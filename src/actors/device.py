@@ -60,8 +60,9 @@ class DeviceActor:
                 return self._call(lambda runner: runner.digest(slot))
             case DeviceStats():
                 return DeviceReport(self._generation, self._loop.counters)
-            case DeviceBroke(error):
-                raise DeviceFailed(f"{type(error).__name__}: {error}") from error
+            case DeviceBroke(generation, error):
+                if generation == self._generation:  # else this life has reset the arenas since
+                    raise DeviceFailed(f"{type(error).__name__}: {error}") from error
             case _:
                 raise TypeError(f"the device does not know {type(message).__name__}")
         return None
@@ -125,7 +126,7 @@ class Outbox:
         slots: dict[int, list[DeviceEvent]] = {}
         for event in events:
             if isinstance(event, Broken):
-                self._tell_device(DeviceBroke(event.error))
+                self._tell_device(DeviceBroke(event.generation, event.error))
             else:
                 slots.setdefault(event.slot, []).append(event)
         for slot, ticks in slots.items():

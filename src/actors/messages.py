@@ -303,8 +303,9 @@ class SlotDigest(Ask[Digest]):
 
 @dataclass(frozen=True, slots=True)
 class DeviceBroke:
-    """To the device actor itself: its loop met an error."""
+    """To the device actor itself: its loop met an error in this generation."""
 
+    generation: int
     error: Exception
 
 

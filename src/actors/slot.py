@@ -117,6 +117,7 @@ class SlotActor:
         self._w = wiring
         self._session = Session()
         self._version = self._epoch = life << 32
+        self._generation = 0  # of the device when it mounted the session
         self._serving: _Serving | None = None
 
     @property
@@ -148,8 +149,8 @@ class SlotActor:
             case Evicted(ids):
                 self._session.chain = self._session.chain.without(ids)
                 self._tell_session(busy=self._serving is not None)
-            case Down(name, _, reason):
-                self._lost(name, reason)
+            case Down():
+                self._lost(message)
             case SlotStats():
                 return self._report()
             case _:
@@ -168,7 +169,7 @@ class SlotActor:
         self._serving = serving
         admit.run.slot = self._slot
         try:
-            generation = await self._mount(serving)
+            await self._mount(serving)
         except RegrowError as error:
             self._fail(serving, error)
             return
@@ -177,7 +178,7 @@ class SlotActor:
         job = Job(
             slot=self._slot,
             epoch=serving.epoch,
-            generation=generation,
+            generation=self._generation,
             ids=prepared.keys,
             start=serving.reused,
             chunks=prepared.plan.chunks_from(serving.reused, self._w.exact),
@@ -193,9 +194,9 @@ class SlotActor:
         if not job.chunks:
             self._read_done(serving)
 
-    async def _mount(self, serving: _Serving) -> int:
+    async def _mount(self, serving: _Serving) -> None:
         """Make the slot hold the prompt's first keys (R1, R4); falls back to the next lower checkpoint where
-        one is gone. Returns the device's generation."""
+        one is gone."""
         prepared = serving.admit.prepared
         position, state, pinned = serving.admit.resume, None, None
         while position and self._w.geometry.hybrid:
@@ -229,10 +230,10 @@ class SlotActor:
         self._session.cut_back(position, prepared)
         serving.reused = serving.position = position
         serving.mount_ms = mounted.ms
+        self._generation = mounted.generation
         if position:
             self._session.chain = self._session.chain.touched(position)
             self._touch_root(position)
-        return mounted.generation
 
     async def _reserve(self, serving: _Serving) -> None:
         """Ask for room for the wanted checkpoints beyond what is held; what is refused is not taken."""
@@ -388,12 +389,15 @@ class SlotActor:
         else:
             admit.run.end(Finished(now, serving.reason or "stop", serving.tail, usage, reuse))
 
-    def _lost(self, name: str, reason: str) -> None:
+    def _lost(self, down: Down) -> None:
         """Another actor has crashed: without the device nothing in the slot is true, without the cache no
         checkpoint is; a new engine knows nothing of this slot."""
+        name = down.name
         if name == self._w.device.name:
+            if self._generation > down.epoch:
+                return  # mounted on the next life of the device already
             if self._serving is not None:
-                self._fail(self._serving, DeviceFailed(f"the device was restarted: {reason}"))
+                self._fail(self._serving, DeviceFailed(f"the device was restarted: {down.reason}"))
             else:
                 self._empty()
                 self._tell_session(busy=False)

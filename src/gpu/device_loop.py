@@ -190,10 +190,13 @@ class DeviceLoop:
                 worked = self._work() or worked
         except Exception as error:  # noqa: BLE001  whatever a step raises, the arenas are in doubt
             self._break(error)
+        self._tell()
+        return worked
+
+    def _tell(self) -> None:
         if self._events:
             events, self._events = self._events, []
             self._deliver(events)
-        return worked
 
     def _command(self, command: Command) -> None:
         match command:
@@ -204,8 +207,9 @@ class DeviceLoop:
                 if active is not None and epoch in (None, active.job.epoch):
                     self._end(active, "halted")
             case Reset(generation):
-                self.runner.reset()
+                self._give_up()
                 self._generation = generation
+                self.runner.reset()
                 self._broken = False
             case Call():
                 self._call(command)
@@ -218,9 +222,10 @@ class DeviceLoop:
             result = call.function(self.runner)
         except ValueError as error:  # the call was refused before it touched a tensor
             call.done(DeviceFailed(str(error)))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  whatever it raises, the arenas are in doubt
+            self._break(error)
+            self._tell()  # first: who gets the answer and asks again is to find the device restarted
             call.done(DeviceFailed(f"{type(error).__name__}: {error}"))
-            raise
         else:
             call.done(result)
 
@@ -354,10 +359,14 @@ class DeviceLoop:
         self._events.append(JobEnded(job.slot, job.epoch, reason, self.runner.length(job.slot)))
 
     def _break(self, error: Exception) -> None:
-        """Give up every job; work is refused until `Reset`."""
+        """Refuse work until `Reset`."""
+        self._give_up()
+        self._broken = True
+        self._events.append(Broken(self._generation, error))
+
+    def _give_up(self) -> None:
+        """End every job as failed."""
         for active in self._active.values():
             self._events.append(JobEnded(active.job.slot, active.job.epoch, "failed", 0))
         self._active.clear()
         self._schedule = ScheduleState()
-        self._broken = True
-        self._events.append(Broken(self._generation, error))

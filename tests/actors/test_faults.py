@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from tests.actors.world import Answer, House, chat, in_house
+from tests.world.fake_runner import Operation
 
 INSTANTS = [i / 8 for i in range(10)]  # over the life of a request of a second, its mount included
 
@@ -93,5 +94,33 @@ def test_a_request_can_be_cancelled_after_the_engine_actor_has_crashed() -> None
         assert (await house.engine.status()).engine.running == 1
         await run.cancel()
         assert (await house.ended(run)).reason == "cancelled"
+
+    in_house(scenario)
+
+
+@pytest.mark.parametrize("after", INSTANTS)
+def test_a_crash_of_the_device_actor_ends_what_runs_and_serves_what_waits(after: float) -> None:
+    async def scenario(house: House) -> None:
+        running = await crowd(house)
+        await asyncio.sleep(after)
+        house.crash("device")
+        reasons = await all_end(house, running, "DeviceFailed", "ActorDown")
+        if after < 1:  # the first two run, the others wait
+            assert reasons[2:] == ["length", "length"]
+        assert (await house.engine.status()).device.generation == 1
+
+    in_house(scenario)
+
+
+@pytest.mark.parametrize("operation", ["read", "step", "snapshot", "mount", "join", "leave"])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_a_device_error_ends_what_runs_by_its_name_and_all_that_waits_is_served(
+    operation: Operation, nth: int
+) -> None:
+    async def scenario(house: House) -> None:
+        house.runner.faults[operation, nth] = OSError("the bus fell off")
+        reasons = await all_end(house, await crowd(house), "DeviceFailed")
+        assert 1 <= reasons.count("DeviceFailed") <= 2
+        assert (await house.engine.status()).device.generation == 1
 
     in_house(scenario)
