@@ -60,7 +60,7 @@ class EngineWiring:
 
 @dataclass(slots=True)
 class LivingRequest:
-    """A request that is queued (`slot` None) or being served."""
+    """A request that is queued (`slot` None) or being served. cancelled: it is to end, with `error`."""
 
     run: Run
     prepared: Prepared
@@ -68,6 +68,8 @@ class LivingRequest:
     order: int
     slot: int | None = None
     plans: int = 0
+    cancelled: bool = False
+    error: RegrowError | None = None
     timer: asyncio.TimerHandle | None = None
 
 
@@ -222,7 +224,7 @@ class EngineActor:
         )
 
     def _stale(self, slot: int, name: str) -> None:
-        """The slot's session had changed: back to the head of the queue."""
+        """The slot's session had changed: back to the head of the queue, unless a cancel came in between."""
         if self._serving.get(slot) == name:
             del self._serving[slot]
             self._note(slot)
@@ -231,6 +233,8 @@ class EngineActor:
             request.slot = None
             request.plans += 1
             heapq.heappush(self._queue, (-request.prepared.priority, request.order, name))
+            if request.cancelled:
+                self._cancel(name, request.error)
         self._dispatch()
 
     def _cancel(self, name: str, error: RegrowError | None) -> None:
@@ -243,6 +247,7 @@ class EngineActor:
             self._end(request, error)
             self._settle()
         else:
+            request.cancelled, request.error = True, error
             self._w.slots[request.slot].tell(Cancel(name, error))
 
     def _end(self, request: LivingRequest, error: RegrowError | None) -> None:
