@@ -45,6 +45,7 @@ from regrow.actors.threads import DriverHandle, RealThreads, Threads
 from regrow.config import EngineSettings
 from regrow.errors import ActorDown, DeadlineExceeded, Draining, Overloaded
 from regrow.gpu.device_loop import DeviceLoop
+from regrow.policy.plan import ReadPlan
 from regrow.policy.request import Exactness, GenerateRequest, SamplingParams
 
 log = structlog.get_logger(__name__)
@@ -247,6 +248,24 @@ class Engine:
             raise Draining("the engine is shutting down")
         prepared = await self._threads.run(lambda: self._prepare(request))
         return await self.engine.ask(Submit(prepared), self.settings.ask_deadline_s)
+
+    async def plan_of(self, request: GenerateRequest) -> tuple[list[int], ReadPlan]:
+        """Return the tokens of a prompt, and where its reading would be cut; raises BadRequest."""
+
+        def plan() -> tuple[list[int], ReadPlan]:
+            keys, cuts = self._prepare.plan_of(request)
+            return keys.tolist(), cuts
+
+        return await self._threads.run(plan)
+
+    async def text_of(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included; raises BadRequest for what is no id."""
+        return await self._threads.run(lambda: self._prepare.text_of(tokens))
+
+    async def render(self, request: GenerateRequest) -> str:
+        """Return the text of a chat's prompt; raises BadRequest naming the field."""
+        chat = request.messages, request.tools, request.template_options
+        return await self._threads.run(lambda: self.tokenizer.render(*chat))
 
     def slot(self, number: int) -> ActorRef:
         return self.slots[number]

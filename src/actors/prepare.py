@@ -3,6 +3,7 @@
 Runs on a worker thread.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from regrow.actors.messages import Prepared
@@ -10,7 +11,7 @@ from regrow.errors import BadRequest, ContextLengthExceeded
 from regrow.models.tokenizer import ChatTokenizer
 from regrow.policy.checkpoints import checkpoint_cuts
 from regrow.policy.keys import Keys, Namespace, as_keys, prefix_hashes
-from regrow.policy.plan import ChunkTable, build_plan
+from regrow.policy.plan import ChunkTable, ReadPlan, build_plan
 from regrow.policy.request import GenerateRequest, StopRules
 
 
@@ -27,14 +28,15 @@ class Preparer:
 
     def __call__(self, request: GenerateRequest) -> Prepared:
         """Raises BadRequest naming the field, or ContextLengthExceeded with both numbers."""
-        keys = self._keys(request)
+        keys, plan = self.plan_of(request)
+        if not len(keys):
+            raise BadRequest("the prompt is empty", param=_field(request))
         room = self.context - len(keys)
         wanted_tokens = request.max_tokens if request.max_tokens is not None else max(room, 1)
         if wanted_tokens < 1:
             raise BadRequest("max_tokens must be at least 1", param="max_tokens")
         if wanted_tokens > room:
-            raise ContextLengthExceeded(len(keys), wanted_tokens, self.context)
-        plan = build_plan(keys, self.table, self.tokenizer.marks)
+            raise ContextLengthExceeded(len(keys), wanted_tokens, self.context, _field(request))
         namespace = self.namespace.salted(request.cache_salt)
         checkpoints = checkpoint_cuts(plan, self.checkpoint_every, (), self.checkpoints)
         ends = frozenset(self.tokenizer.eos_ids)
@@ -58,15 +60,29 @@ class Preparer:
             deadline_s=request.deadline_s,
         )
 
+    def plan_of(self, request: GenerateRequest) -> tuple[Keys, ReadPlan]:
+        """Return a prompt, and where its reading is cut; raises BadRequest naming the field."""
+        keys = self._keys(request)
+        return keys, build_plan(keys, self.table, self.tokenizer.marks)
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included; raises BadRequest for what is no id."""
+        return self.tokenizer.decode(self._known(ids, "tokens"), skip_special_tokens=False)
+
     def _keys(self, request: GenerateRequest) -> Keys:
         if request.messages:
-            keys = self.tokenizer.encode_chat(request.messages, request.tools, request.template_options)
-        elif isinstance(request.prompt, str):
-            keys = self.tokenizer.encode(request.prompt)
-        else:
-            keys = as_keys(request.prompt or ())
-            if len(keys) and not 0 <= int(keys.min()) <= int(keys.max()) < self.tokenizer.vocab_size:
-                raise BadRequest(f"token ids are from 0 to {self.tokenizer.vocab_size - 1}", param="prompt")
-        if not len(keys):
-            raise BadRequest("the prompt is empty", param="messages" if request.messages else "prompt")
+            return self.tokenizer.encode_chat(request.messages, request.tools, request.template_options)
+        if isinstance(request.prompt, str):
+            return self.tokenizer.encode(request.prompt, request.add_special_tokens)
+        return self._known(request.prompt or (), "prompt")
+
+    def _known(self, ids: Sequence[int], param: str) -> Keys:
+        keys = as_keys(ids)
+        if len(keys) and not 0 <= int(keys.min()) <= int(keys.max()) < self.tokenizer.vocab_size:
+            raise BadRequest(f"{param}: token ids are from 0 to {self.tokenizer.vocab_size - 1}", param=param)
         return keys
+
+
+def _field(request: GenerateRequest) -> str:
+    """Return the name of the field that holds the prompt."""
+    return "messages" if request.messages else "prompt"
