@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from regrow.api.body import decode
-from regrow.api.intake import generate_request
+from regrow.api.intake import chat_request
 from regrow.api.schema import ChatRequest
 from regrow.policy.request import GenerateRequest, SamplingParams
 from tests.api.conftest import chat_body
@@ -15,7 +15,7 @@ from tests.api.stub import StubModel
 
 def asked(**fields: object) -> GenerateRequest:
     body = decode(msgspec.json.encode(chat_body(**fields)), ChatRequest)
-    return generate_request(body, StubModel(), message_limit=100)
+    return chat_request(body, StubModel(), message_limit=100)
 
 
 def test_what_is_not_given_is_the_models_default() -> None:
