@@ -124,8 +124,9 @@ class Engine:
             table=served.table,
             namespace=served.namespace,
             context=served.runner.context,
-            checkpoints=settings.checkpoints if settings.cache else 0,
+            checkpoints=settings.checkpoints,
             checkpoint_every=settings.checkpoint_every,
+            cache=settings.cache,
         )
         geometry = served.runner.geometry
         self.info = ModelInfo(
@@ -192,7 +193,7 @@ class Engine:
             detokenizer=served.tokenizer.detokenizer,
             now=now,
             exact=served.exact,
-            checkpoints=settings.checkpoints if settings.cache else 0,
+            checkpoints=settings.checkpoints,
             ask_deadline_s=settings.ask_deadline_s,
         )
         engine_wiring = EngineWiring(
@@ -200,7 +201,7 @@ class Engine:
             cancel=lambda request: self.engine.tell(Cancel(request)),
             expire=lambda request, error: self.engine.tell(Cancel(request, error)),
             now=now,
-            explain=Explainer(served.tokenizer, served.exact, settings.chunk, settings.cache),
+            explain=Explainer(served.tokenizer, served.exact, settings.chunk),
             queue=settings.queue,
             event_buffer=settings.event_buffer,
             exact=served.exact,

@@ -22,7 +22,6 @@ class Explainer:
     tokenizer: ChatTokenizer
     exact: Exactness
     chunk: int
-    cache: bool
 
     def __call__(
         self, prepared: Prepared, reused: int, sessions: Sequence[SessionChanged]
@@ -43,8 +42,7 @@ class Explainer:
             usable=0 if nearest is None else self._usable(prepared, shared, nearest),
             holder="" if nearest is None else f"slot {nearest.slot}",
         )
-        cache = prepared.cache if self.cache else "off"
-        reason = why(prepared.plan, known, reused, chunk=self.chunk, cache=cache)
+        reason = why(prepared.plan, known, reused, chunk=self.chunk, cache=prepared.cache)
         if reason is None or not shared or shared >= len(prepared.keys):
             return reason, None
         return reason, self._divergence(prepared, shared)

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from regrow.actors.messages import Prepared
 from regrow.errors import BadRequest, ContextLengthExceeded
 from regrow.models.tokenizer import ChatTokenizer
-from regrow.policy.checkpoints import checkpoint_cuts
+from regrow.policy.checkpoints import CheckpointCut, checkpoint_cuts, system_end
 from regrow.policy.keys import Keys, Namespace, as_keys, prefix_hashes
 from regrow.policy.plan import ChunkTable, ReadPlan, build_plan
-from regrow.policy.request import GenerateRequest, StopRules
+from regrow.policy.request import CacheUse, GenerateRequest, StopRules
 
 
 @dataclass(frozen=True, slots=True)
 class Preparer:
-    """What preparing needs to know of the model and the settings. context: tokens a slot holds."""
+    """What preparing needs to know of the model and the settings. context: tokens a slot holds. cache: False
+    turns it off for every request."""
 
     tokenizer: ChatTokenizer
     table: ChunkTable
@@ -25,6 +26,7 @@ class Preparer:
     context: int
     checkpoints: int
     checkpoint_every: int
+    cache: bool = True
 
     def __call__(self, request: GenerateRequest) -> Prepared:
         """Raises BadRequest naming the field, or ContextLengthExceeded with both numbers."""
@@ -37,8 +39,13 @@ class Preparer:
             raise BadRequest("max_tokens must be at least 1", param="max_tokens")
         if wanted_tokens > room:
             raise ContextLengthExceeded(len(keys), wanted_tokens, self.context, _field(request))
+        if not all(request.stop):
+            raise BadRequest("stop: a stop string cannot be empty", param="stop")
+        self._known(request.stop_token_ids, "stop_token_ids")
+        self._known(tuple(request.sampling.logit_bias), "logit_bias")
         namespace = self.namespace.salted(request.cache_salt)
-        checkpoints = checkpoint_cuts(plan, self.checkpoint_every, (), self.checkpoints)
+        cache = request.cache if self.cache else "off"
+        checkpoints = self._checkpoints(plan, cache)
         ends = frozenset(self.tokenizer.eos_ids)
         return Prepared(
             keys=keys,
@@ -55,10 +62,17 @@ class Preparer:
                 min_tokens=request.min_tokens,
             ),
             banned=ends if request.ignore_eos else frozenset(),
-            cache=request.cache,
+            cache=cache,
             priority=request.priority,
             deadline_s=request.deadline_s,
         )
+
+    def _checkpoints(self, plan: ReadPlan, cache: CacheUse) -> Sequence[CheckpointCut]:
+        """Return which cuts get a checkpoint: none with the cache off, the root in read-only use (S9)."""
+        if cache == "off":
+            return ()
+        cuts = checkpoint_cuts(plan, self.checkpoint_every, (), self.checkpoints)
+        return cuts if cache == "on" else [cut for cut in cuts if cut.position == system_end(plan)]
 
     def plan_of(self, request: GenerateRequest) -> tuple[Keys, ReadPlan]:
         """Return a prompt, and where its reading is cut; raises BadRequest naming the field."""

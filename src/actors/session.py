@@ -35,6 +35,13 @@ class Session:
     def length(self) -> int:
         return len(self.keys)
 
+    @property
+    def states(self) -> frozenset[int]:
+        """The positions at which a running state is at hand: those of the checkpoints, and the live end where
+        it is a cut that was read (so a cancelled read goes on where it stopped)."""
+        live = self.live and self.pure == self.length and self.plan.is_cut(self.length)
+        return frozenset((*self.chain.positions, self.length) if live else self.chain.positions)
+
     def cut_back(self, position: int, prepared: Prepared) -> None:
         """Start serving a prompt from its first `position` keys, which this session shares."""
         self.namespace = prepared.namespace
@@ -43,6 +50,13 @@ class Session:
         self.hashes = dict(zip(prepared.plan.cuts, prepared.hashes, strict=True))
         self.pure = min(self.pure, position)
         self.live = True
+
+    def forget_beyond(self, position: int) -> None:
+        """Give up the keys beyond `position`: nobody goes on from there."""
+        if position < self.length:
+            self.keys = self.keys[:position]
+            self.pure = min(self.pure, position)
+            self.live = False
 
     def extend(self, prompt: Keys, position: int, answer: Sequence[int]) -> None:
         """Hold the first `position` keys of the prompt followed by the answer."""

@@ -51,12 +51,13 @@ from regrow.actors.messages import (
 )
 from regrow.actors.runtime import ActorRef, Ask, Down
 from regrow.actors.session import Session
-from regrow.errors import BadRequest, DeviceFailed, NonFiniteLogits, RegrowError, SlowConsumer
+from regrow.errors import ActorDown, BadRequest, DeviceFailed, NonFiniteLogits, RegrowError, SlowConsumer
 from regrow.gpu.device_loop import Broken, ChunkRead, EndReason, Job, JobEnded, TokenDrawn
 from regrow.gpu.types import Digest, Geometry, Snapshot
 from regrow.models.detokenize import Detokenizer
 from regrow.policy.checkpoints import last_start, system_end
 from regrow.policy.directory import Holder, HolderId
+from regrow.policy.place import Source
 from regrow.policy.request import Exactness
 from regrow.policy.stops import StopMatcher
 
@@ -94,6 +95,7 @@ class _Serving:
     text: Detokenizer
     stops: StopMatcher
     placed_at: float
+    source: Source
     phase: Phase = "mounting"
     reused: int = 0
     position: int = 0
@@ -164,7 +166,12 @@ class SlotActor:
         prepared = admit.prepared
         self._epoch += 1
         serving = _Serving(
-            admit, self._epoch, self._w.detokenizer(), StopMatcher(prepared.stops.strings), self._w.now()
+            admit,
+            self._epoch,
+            self._w.detokenizer(),
+            StopMatcher(prepared.stops.strings),
+            self._w.now(),
+            admit.source,
         )
         self._serving = serving
         admit.run.slot = self._slot
@@ -175,6 +182,9 @@ class SlotActor:
             return
         await self._reserve(serving)
         self._put(serving, MountedEvent(self._w.now(), serving.reused, serving.mount_ms))
+        if serving.phase == "stopping":  # its reader does not even take these events
+            self._end(serving)
+            return
         job = Job(
             slot=self._slot,
             epoch=serving.epoch,
@@ -210,18 +220,15 @@ class SlotActor:
                     break
             lower = [p for p in self._session.chain.positions if p < position]
             position = max((p for p in lower if prepared.plan.is_cut(p)), default=0)
+        if position != serving.admit.resume:
+            serving.source = "checkpoint" if position else "none"
         self._put(
-            serving,
-            Placed(
-                serving.placed_at,
-                self._slot,
-                serving.admit.source if position else "none",
-                position,
-                len(prepared.keys),
-            ),
+            serving, Placed(serving.placed_at, self._slot, serving.source, position, len(prepared.keys))
         )
         try:
             mounted = await self._w.device.ask(Mount(self._slot, position, state), self._w.ask_deadline_s)
+        except ActorDown as error:
+            raise DeviceFailed(f"the device was restarted: {error}") from error
         finally:
             if pinned is not None:
                 self._w.cache.tell(Unpin(pinned))
@@ -236,9 +243,10 @@ class SlotActor:
             self._touch_root(position)
 
     async def _reserve(self, serving: _Serving) -> None:
-        """Ask for room for the wanted checkpoints beyond what is held; what is refused is not taken."""
+        """Ask for room for the wanted checkpoints beyond what is held, the deepest first; what is refused is
+        not taken."""
         prepared = serving.admit.prepared
-        wanted = [p for p in prepared.wanted if p > serving.reused]
+        wanted = [p for p in reversed(prepared.wanted) if p > serving.reused]
         if not wanted or not self._w.geometry.hybrid:
             return
         sizes = tuple(self._w.geometry.bytes_per_checkpoint + KEY_BYTES * p for p in wanted)
@@ -328,6 +336,8 @@ class SlotActor:
             return
         in_prompt = min(length, len(prepared.keys))
         self._session.extend(prepared.keys, in_prompt, serving.answer[: length - in_prompt])
+        if reason == "repeat":
+            self._session.forget_beyond(serving.position)
         if serving.reason is None:
             serving.reason = "stop" if reason == "stop" else "length"
             text, stopped = serving.stops.feed(serving.text.flush())
@@ -351,6 +361,7 @@ class SlotActor:
         self._end(serving)
 
     def _end(self, serving: _Serving) -> None:
+        self._forget(serving)
         self._drop(tuple(serving.leases.values()))
         self._serving = None
         self._tell_session(busy=False)
@@ -359,7 +370,7 @@ class SlotActor:
         usage = Usage(len(admit.prepared.keys), serving.shown, serving.reused)
         self._w.engine.tell(RequestDone(self._slot, admit.request, serving.error is not None, usage, read))
         reuse = Reuse(
-            source=admit.source if serving.reused else "none",
+            source=serving.source if serving.reused else "none",
             slot=self._slot,
             reused=serving.reused,
             read=read,
@@ -388,6 +399,16 @@ class SlotActor:
             admit.run.end(Failed(now, serving.error, usage, reuse))
         else:
             admit.run.end(Finished(now, serving.reason or "stop", serving.tail, usage, reuse))
+
+    def _forget(self, serving: _Serving) -> None:
+        """Give up what the request does not let stay (S9): everything with the cache off, in read-only use
+        what lies beyond the reused part and the root."""
+        prepared = serving.admit.prepared
+        if prepared.cache == "off":
+            self._empty()
+        elif prepared.cache == "read-only":
+            root = self._session.chain.at(system_end(prepared.plan))
+            self._session.forget_beyond(max(serving.reused, root.position if root else 0))
 
     def _lost(self, down: Down) -> None:
         """Another actor has crashed: without the device nothing in the slot is true, without the cache no
@@ -469,7 +490,7 @@ class SlotActor:
             id=HolderId("slot", self._slot),
             length=session.length,
             cuts=tuple((cut, session.hashes[cut]) for cut in session.plan.cuts if cut <= session.length),
-            states=frozenset(session.chain.positions) if hybrid else None,
+            states=session.states if hybrid else None,
             pure_length=session.pure,
             last_start=last_start(session.plan),
             used=self._version,
