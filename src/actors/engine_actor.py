@@ -19,9 +19,9 @@ from regrow.actors.messages import (
     Drain,
     EngineReport,
     EngineStats,
+    NowServing,
     Prepared,
     RequestDone,
-    Serving,
     SessionChanged,
     Stale,
     Submit,
@@ -106,7 +106,7 @@ class EngineActor:
                 self._sessions[message.slot] = message
                 self._note(message.slot)
                 self._dispatch()
-            case Serving(slot, request):
+            case NowServing(slot, request):
                 self._found(slot, request)
             case RequestDone():
                 self._done(message)

@@ -133,7 +133,7 @@ class SessionChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class NowServing:
     """To a new life of the engine: what this slot serves now, with all that was admitted before."""
 
     slot: int

@@ -6,21 +6,15 @@ chain holds only valid checkpoints.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal, TypeVar, assert_never
-
-import structlog
+from dataclasses import dataclass
+from typing import TypeVar, assert_never
 
 from regrow.actors.events import (
-    Failed,
-    Finished,
     FinishReason,
     Placed,
     ReadDone,
     ReadProgress,
-    Reuse,
     Token,
-    Usage,
 )
 from regrow.actors.events import (
     Mounted as MountedEvent,
@@ -34,12 +28,12 @@ from regrow.actors.messages import (
     Evicted,
     Keep,
     Mount,
+    NowServing,
     Pin,
     RequestDone,
     Reserve,
     RootOffer,
     RootTouch,
-    Serving,
     SessionChanged,
     SlotDigest,
     SlotReport,
@@ -50,6 +44,7 @@ from regrow.actors.messages import (
     Unpin,
 )
 from regrow.actors.runtime import ActorRef, Ask, Down
+from regrow.actors.serving import Serving
 from regrow.actors.session import Session
 from regrow.errors import ActorDown, BadRequest, DeviceFailed, NonFiniteLogits, RegrowError, SlowConsumer
 from regrow.gpu.device_loop import Broken, ChunkRead, EndReason, Job, JobEnded, TokenDrawn
@@ -57,13 +52,10 @@ from regrow.gpu.types import Digest, Geometry, Snapshot
 from regrow.models.detokenize import Detokenizer
 from regrow.policy.checkpoints import last_start, system_end
 from regrow.policy.directory import Holder, HolderId
-from regrow.policy.place import Source
 from regrow.policy.request import Exactness
 from regrow.policy.stops import StopMatcher
 
-log = structlog.get_logger(__name__)
 T = TypeVar("T")
-Phase = Literal["mounting", "reading", "decoding", "stopping"]
 KEY_BYTES = 8
 
 
@@ -86,30 +78,6 @@ class SlotWiring:
     ask_deadline_s: float
 
 
-@dataclass(slots=True)
-class _Serving:
-    """The request in progress."""
-
-    admit: Admit
-    epoch: int
-    text: Detokenizer
-    stops: StopMatcher
-    placed_at: float
-    source: Source
-    phase: Phase = "mounting"
-    reused: int = 0
-    position: int = 0
-    mount_ms: float = 0.0
-    read_began: float = 0.0
-    read_ms: float = 0.0
-    leases: dict[int, int] = field(default_factory=dict)
-    answer: list[int] = field(default_factory=list)
-    shown: int = 0
-    reason: FinishReason | None = None
-    error: RegrowError | None = None
-    tail: str = ""
-
-
 class SlotActor:
     """Serves one request at a time in slot `slot`; `life` counts the actor's restarts (leases carry it)."""
 
@@ -120,7 +88,7 @@ class SlotActor:
         self._session = Session()
         self._version = self._epoch = life << 32
         self._generation = 0  # of the device when it mounted the session
-        self._serving: _Serving | None = None
+        self._serving: Serving | None = None
 
     @property
     def session(self) -> Session:
@@ -165,7 +133,7 @@ class SlotActor:
             return
         prepared = admit.prepared
         self._epoch += 1
-        serving = _Serving(
+        serving = Serving(
             admit,
             self._epoch,
             self._w.detokenizer(),
@@ -204,7 +172,7 @@ class SlotActor:
         if not job.chunks:
             self._read_done(serving)
 
-    async def _mount(self, serving: _Serving) -> None:
+    async def _mount(self, serving: Serving) -> None:
         """Make the slot hold the prompt's first keys (R1, R4); falls back to the next lower checkpoint where
         one is gone."""
         prepared = serving.admit.prepared
@@ -242,7 +210,7 @@ class SlotActor:
             self._session.chain = self._session.chain.touched(position)
             self._touch_root(position)
 
-    async def _reserve(self, serving: _Serving) -> None:
+    async def _reserve(self, serving: Serving) -> None:
         """Ask for room for the wanted checkpoints beyond what is held, the deepest first; what is refused is
         not taken."""
         prepared = serving.admit.prepared
@@ -274,9 +242,7 @@ class SlotActor:
             case _:
                 assert_never(event)
 
-    def _chunk_read(
-        self, serving: _Serving, position: int, seconds: float, snapshot: Snapshot | None
-    ) -> None:
+    def _chunk_read(self, serving: Serving, position: int, seconds: float, snapshot: Snapshot | None) -> None:
         session, prepared = self._session, serving.admit.prepared
         if session.pure == serving.position:
             session.pure = position
@@ -296,7 +262,7 @@ class SlotActor:
         if position >= last:
             self._read_done(serving)
 
-    def _keep(self, serving: _Serving, lease: int, snapshot: Snapshot) -> None:
+    def _keep(self, serving: Serving, lease: int, snapshot: Snapshot) -> None:
         """Put a checkpoint into the chain; beyond the limit the least recently used one goes (P5)."""
         prepared = serving.admit.prepared
         position = snapshot.position
@@ -308,15 +274,15 @@ class SlotActor:
             key = self._session.hashes[position]
             self._w.roots.tell(RootOffer(prepared.namespace, key, position, lease, self._slot))
 
-    def _read_done(self, serving: _Serving) -> None:
+    def _read_done(self, serving: Serving) -> None:
         now = self._w.now()
         serving.read_ms = (now - serving.read_began) * 1e3
         if serving.phase == "reading":
             serving.phase = "decoding"
-        self._put(serving, ReadDone(now, serving.reused, serving.position - serving.reused, serving.read_ms))
+        self._put(serving, ReadDone(now, serving.reused, serving.read, serving.read_ms))
         self._tell_session(busy=True)
 
-    def _token(self, serving: _Serving, token: int) -> None:
+    def _token(self, serving: Serving, token: int) -> None:
         serving.answer.append(token)
         if serving.phase == "stopping":
             return  # drawn before the device saw the stop; its cell is true, its text is dropped
@@ -326,7 +292,7 @@ class SlotActor:
         if stopped:
             self._halt(serving, "stop", None)
 
-    def _job_ended(self, serving: _Serving, reason: EndReason, length: int) -> None:
+    def _job_ended(self, serving: Serving, reason: EndReason, length: int) -> None:
         prepared = serving.admit.prepared
         if reason == "failed":
             self._fail(serving, DeviceFailed("a step on the device failed; the device is restarted"))
@@ -346,7 +312,7 @@ class SlotActor:
                 serving.reason = "stop"
         self._end(serving)
 
-    def _halt(self, serving: _Serving, reason: FinishReason, error: RegrowError | None) -> None:
+    def _halt(self, serving: Serving, reason: FinishReason, error: RegrowError | None) -> None:
         """End the job at the next chunk or step, once."""
         if serving.phase == "stopping":
             return
@@ -354,53 +320,25 @@ class SlotActor:
         serving.reason, serving.error = reason, error
         self._w.device.tell(Stop(self._slot, serving.epoch))
 
-    def _fail(self, serving: _Serving, error: RegrowError) -> None:
+    def _fail(self, serving: Serving, error: RegrowError) -> None:
         """End the request and empty the session: what the slot holds is in doubt."""
         serving.error = error
         self._empty()
         self._end(serving)
 
-    def _end(self, serving: _Serving) -> None:
+    def _end(self, serving: Serving) -> None:
         self._forget(serving)
         self._drop(tuple(serving.leases.values()))
         self._serving = None
         self._tell_session(busy=False)
-        admit = serving.admit
-        read = serving.position - serving.reused
-        usage = Usage(len(admit.prepared.keys), serving.shown, serving.reused)
-        self._w.engine.tell(RequestDone(self._slot, admit.request, serving.error is not None, usage, read))
-        reuse = Reuse(
-            source=serving.source if serving.reused else "none",
-            slot=self._slot,
-            reused=serving.reused,
-            read=read,
-            queue_ms=(serving.placed_at - admit.submitted_at) * 1e3,
-            mount_ms=serving.mount_ms,
-            read_ms=serving.read_ms,
-            exact=self._w.exact,
-            why=admit.why,
-            diverged=admit.diverged,
+        ended = serving.ended(self._slot, self._w.exact, self._w.now())
+        done = RequestDone(
+            self._slot, serving.admit.request, serving.error is not None, ended.usage, serving.read
         )
-        now = self._w.now()
-        log.info(
-            "request",
-            request=admit.request,
-            slot=self._slot,
-            ended=type(serving.error).__name__ if serving.error else serving.reason,
-            prompt=usage.prompt,
-            answer=usage.completion,
-            total_ms=round((now - admit.submitted_at) * 1e3),
-            **{k: getattr(reuse, k) for k in ("source", "reused", "read", "exact", "why")},
-            queue_ms=round(reuse.queue_ms, 1),
-            mount_ms=round(reuse.mount_ms, 1),
-            read_ms=round(reuse.read_ms, 1),
-        )
-        if serving.error is not None:
-            admit.run.end(Failed(now, serving.error, usage, reuse))
-        else:
-            admit.run.end(Finished(now, serving.reason or "stop", serving.tail, usage, reuse))
+        self._w.engine.tell(done)
+        serving.admit.run.end(ended)
 
-    def _forget(self, serving: _Serving) -> None:
+    def _forget(self, serving: Serving) -> None:
         """Give up what the request does not let stay (S9): everything with the cache off, in read-only use
         what lies beyond the reused part and the root."""
         prepared = serving.admit.prepared
@@ -428,7 +366,7 @@ class SlotActor:
         elif name == self._w.engine.name:
             self._tell_session(busy=self._serving is not None)
             serving = self._serving.admit.request if self._serving else None
-            self._w.engine.tell(Serving(self._slot, serving))
+            self._w.engine.tell(NowServing(self._slot, serving))
 
     def _empty(self) -> None:
         self._drop_all()
@@ -465,7 +403,7 @@ class SlotActor:
             raise BadRequest(f"slot {self._slot} is busy; its digest is taken when it is idle")
         return await self._w.device.ask(SlotDigest(self._slot), self._w.ask_deadline_s)
 
-    def _put(self, serving: _Serving, event: MountedEvent | Placed | ReadDone | ReadProgress | Token) -> None:
+    def _put(self, serving: Serving, event: MountedEvent | Placed | ReadDone | ReadProgress | Token) -> None:
         if not serving.admit.run.put(event):
             error = SlowConsumer("the reader of this answer fell behind; its events were no longer kept")
             self._halt(serving, "cancelled", error)
