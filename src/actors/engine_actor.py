@@ -16,6 +16,7 @@ from regrow.actors.messages import (
     Admit,
     Cancel,
     CutOff,
+    Distrust,
     Drain,
     EngineReport,
     EngineStats,
@@ -106,6 +107,9 @@ class EngineActor:
                 self._sessions[message.slot] = message
                 self._note(message.slot)
                 self._dispatch()
+            case Distrust():
+                for ref in self._w.slots:
+                    ref.tell(message)
             case NowServing(slot, request):
                 self._found(slot, request)
             case RequestDone():

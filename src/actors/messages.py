@@ -133,6 +133,15 @@ class SessionChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class Distrust:
+    """To the engine, and from it to every slot: a prompt with this first cut gave no finite logits; forget
+    all that shares it."""
+
+    position: int
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class NowServing:
     """To a new life of the engine: what this slot serves now, with all that was admitted before."""
 

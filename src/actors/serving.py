@@ -23,7 +23,8 @@ class Serving:
 
     position: prompt tokens that are in the slot, `reused` ones included. leases: position -> the lease of a
     checkpoint to be taken there. answer: every token that was drawn; shown: how many were told. reason and
-    error: how it will end, once that is known. tail: text that was held back to the end.
+    error: how it will end, once that is known. tail: text that was held back to the end. distrusted: what it
+    went on from is in doubt, so nothing of it is kept.
     """
 
     admit: Admit
@@ -44,6 +45,7 @@ class Serving:
     reason: FinishReason | None = None
     error: RegrowError | None = None
     tail: str = ""
+    distrusted: bool = False
 
     @property
     def read(self) -> int:

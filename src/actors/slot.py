@@ -24,6 +24,7 @@ from regrow.actors.messages import (
     Cancel,
     DeviceTicks,
     DigestRequest,
+    Distrust,
     Drop,
     Evicted,
     Keep,
@@ -119,6 +120,8 @@ class SlotActor:
             case Evicted(ids):
                 self._session.chain = self._session.chain.without(ids)
                 self._tell_session(busy=self._serving is not None)
+            case Distrust(position, key):
+                self._distrust(position, key)
             case Down():
                 self._lost(message)
             case SlotStats():
@@ -298,6 +301,8 @@ class SlotActor:
             self._fail(serving, DeviceFailed("a step on the device failed; the device is restarted"))
             return
         if reason == "non_finite":
+            if cuts := prepared.plan.cuts:  # before anybody can be placed on what shares them
+                self._w.engine.tell(Distrust(cuts[0], prepared.hashes[0]))
             self._fail(serving, NonFiniteLogits("the model gave no finite logits for this request"))
             return
         in_prompt = min(length, len(prepared.keys))
@@ -342,11 +347,21 @@ class SlotActor:
         """Give up what the request does not let stay (S9): everything with the cache off, in read-only use
         what lies beyond the reused part and the root."""
         prepared = serving.admit.prepared
-        if prepared.cache == "off":
+        if prepared.cache == "off" or serving.distrusted:
             self._empty()
         elif prepared.cache == "read-only":
             root = self._session.chain.at(system_end(prepared.plan))
             self._session.forget_beyond(max(serving.reused, root.position if root else 0))
+
+    def _distrust(self, position: int, key: bytes) -> None:
+        """Forget a session that shares this cut, at once or when its request ends."""
+        if self._session.hashes.get(position) != key:
+            return
+        if self._serving is not None:
+            self._serving.distrusted = True
+        else:
+            self._empty()
+            self._tell_session(busy=False)
 
     def _lost(self, down: Down) -> None:
         """Another actor has crashed: without the device nothing in the slot is true, without the cache no
