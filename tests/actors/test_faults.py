@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.actors.world import Answer, House, chat, in_house
+from tests.actors.world import OTHER, Answer, House, chat, in_house, keys_of, raw
 from tests.world.fake_runner import Operation
 
 INSTANTS = [i / 8 for i in range(10)]  # over the life of a request of a second, its mount included
@@ -124,3 +124,53 @@ def test_a_device_error_ends_what_runs_by_its_name_and_all_that_waits_is_served(
         assert (await house.engine.status()).device.generation == 1
 
     in_house(scenario)
+
+
+def test_logits_that_are_not_finite_cost_all_that_shares_a_cut_and_nothing_else() -> None:
+    async def scenario(house: House) -> None:
+        await house.ask(chat("an idle neighbour"))
+        stranger = await house.ask(chat("who else?", system=OTHER))
+        doomed = raw([*keys_of(chat("hello")), 1, 2, 3], max_tokens=40)
+        house.runner.nan_at.add((2, len(keys_of(doomed)) + 5))
+        running = await house.submit(doomed)
+        beside = await house.submit(chat("a busy neighbour", max_tokens=40))
+        failed = await house.ended(running)
+        assert (failed.reason, failed.reused) == ("NonFiniteLogits", 0)
+        assert failed.tokens == house.truth(doomed)[: len(failed.tokens)]
+        retry = await house.ask(doomed)
+        assert (retry.reason, retry.reused) == ("length", 0)
+        assert retry.tokens == house.truth(doomed)
+        healthy = await house.ended(beside)
+        assert healthy.tokens == house.truth(chat("a busy neighbour", max_tokens=40))
+        assert (await house.ask(chat("a busy neighbour", healthy.text, "yes"))).reused == 0
+        again = await house.ask(chat("who else?", stranger.text, "more", system=OTHER))
+        assert again.reused > 0
+
+    in_house(scenario, slots=4)
+
+
+@pytest.mark.parametrize("at", [10, 100, 300])
+def test_a_state_that_is_not_finite_is_not_kept(at: int) -> None:
+    async def scenario(house: House) -> None:
+        house.runner.nan_at.add((0, at))
+        failed = await house.ask(chat("hello"))
+        assert failed.reason == "NonFiniteLogits"
+        assert failed.tokens == []
+        assert (await house.engine.status()).cache.entries == 0
+        retry = await house.ask(chat("hello"))
+        assert (retry.reused, retry.tokens) == (0, house.truth(chat("hello")))
+
+    in_house(scenario)
+
+
+def test_what_waits_when_a_request_fails_does_not_go_on_from_what_it_shares_with_it() -> None:
+    async def scenario(house: House) -> None:
+        await house.ask(chat("hello"))
+        house.runner.nan_at.add((0, len(keys_of(chat("hello"))) + 2))
+        doomed = await house.submit(chat("hello"))
+        waiting = await house.submit(chat("hello", max_tokens=7))
+        assert (await house.ended(doomed)).reason == "NonFiniteLogits"
+        answer = await house.ended(waiting)
+        assert (answer.reused, answer.tokens) == (0, house.truth(chat("hello", max_tokens=7)))
+
+    in_house(scenario, slots=1)

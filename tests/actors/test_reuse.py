@@ -6,11 +6,9 @@ from regrow.actors.events import Mounted, Placed, ReadProgress
 from regrow.actors.messages import DigestRequest
 from regrow.policy.plan import ChunkTable, build_plan
 from regrow.policy.request import CacheUse, Exactness, GenerateRequest
-from tests.actors.world import SYSTEM, House, chat, in_house, keys_of, raw, text
+from tests.actors.world import OTHER, SYSTEM, House, chat, in_house, keys_of, raw, text
 from tests.world.engine import CHUNK
 from tests.world.tokenizer import world_tokenizer
-
-OTHER = {"role": "system", "content": "You are someone else. " * 12}
 
 
 def starts(request: GenerateRequest) -> list[int]:

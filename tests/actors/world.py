@@ -36,6 +36,7 @@ from tests.world.tokenizer import world_tokenizer
 T = TypeVar("T")
 SEEDS = range(4)
 SYSTEM = {"role": "system", "content": "You are one of several. " * 12}
+OTHER = {"role": "system", "content": "You are someone else. " * 12}
 A_MOMENT = 2.0**-20  # less than anything takes on the device; when it is over, all that could happen now has
 LIFE = (Queued, Placed, Mounted, ReadProgress, ReadDone, Token, Finished | Failed)
 
