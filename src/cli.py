@@ -18,8 +18,6 @@ from regrow.options import (
     ON_OFF,
     PATH,
     SWITCH,
-    TEMPLATE,
-    TEXT,
     Kind,
     Option,
     Parser,
@@ -28,16 +26,12 @@ from regrow.options import (
     read_file,
     real,
     resolve,
+    text,
     whole,
 )
 
 OK, FAILED, BAD_USAGE, INTERRUPTED = 0, 1, 2, 130
 BENCH = Path(__file__).resolve().parent.parent / "bench"
-SOURCES = (
-    "Every option can also come from the environment (--log-level: REGROW_LOG_LEVEL) or from a TOML file "
-    '(--config; log-level = "debug"). The command line wins, then the environment, then the file.'
-)
-
 Settings = TypeVar("Settings", EngineSettings, ServerSettings)
 
 DEFAULTS = {
@@ -47,85 +41,71 @@ DEFAULTS = {
 }
 
 
-def _setting(
-    name: str, group: str, kind: Kind, about: str, *, field: str | None = None, shown: str | None = None
-) -> Option:
+def _setting(name: str, kind: Kind, about: str, shown: str | None = None, field: str | None = None) -> Option:
     """An option that fills a field of EngineSettings or ServerSettings, and shows that field's default."""
     field = field or name.replace("-", "_")
-    return Option(name, field, group, kind, DEFAULTS[field], about, shown)
+    return Option(name, field, kind, DEFAULTS[field], about, shown)
 
 
 MODEL = _setting(
-    "model",
-    "model",
-    TEXT,
-    "demo, random:FAMILY[:SIZE], or a local directory (Hugging Face layout, safetensors)",
+    "model", text("MODEL"), "demo, random:FAMILY[:SIZE], a directory with safetensors, or a .gguf file"
 )
-CONFIG = Option("config", "config", "other", PATH, None, "a TOML file with options by name", "none")
-SERVE = (
-    MODEL,
-    _setting("ctx", "model", whole(64, auto=True), "tokens a slot holds", field="context"),
-    _setting(
-        "dtype",
-        "model",
-        one_of("auto", "float32", "bfloat16", "float16"),
-        "what weights and cells are kept in",
+CONFIG = Option("config", "config", PATH, None, "a TOML file with options by name", "none")
+MODEL_DIR = _setting("model-dir", PATH, "where fetched and converted models are kept", "~/.cache/regrow")
+DTYPES = one_of("auto", "float32", "bfloat16", "float16")
+LEVELS = one_of("debug", "info", "warning", "error")
+NATURAL = whole(0)
+
+SERVE = {
+    "model": (
+        _setting("ctx", whole(64, auto=True), "tokens a slot holds", "the model's, or what fits", "context"),
+        _setting("dtype", DTYPES, "what weights and cells are kept in"),
+        _setting("chat-template", text("FILE"), "a Jinja template, or the path of its file", "the model's"),
+        MODEL_DIR,
+        _setting("served-model-name", NAMES, "what requests call it", "the model's own", "served_names"),
     ),
-    _setting("chat-template", "model", TEMPLATE, "a Jinja file, or the template", shown="the model's"),
-    _setting(
-        "model-dir", "model", PATH, "where fetched and converted models are kept", shown="~/.cache/regrow"
+    "device": (
+        _setting("device", one_of("auto", "cpu", "cuda"), "where the model runs"),
+        _setting("threads", whole(1, auto=True), "threads of the math library"),
+        _setting("parallel", whole(1, 256), "slots: requests that are served at once"),
+        _setting("chunk", whole(64, multiple=64), "tokens read in one piece"),
+        _setting("decode-share", real(0, 1), "part of a chunk's time that running streams get after it"),
+        _setting(
+            "exact",
+            one_of("full", "cache", "off", auto=True),
+            "what answers do not depend on: full = cache and load, cache = the cache",
+        ),
     ),
-    _setting(
-        "served-model-name",
-        "model",
-        NAMES,
-        "the names that requests use",
-        field="served_names",
-        shown="the model's",
+    "cache": (
+        _setting("cache", ON_OFF, "keep what was read, and use it"),
+        _setting("checkpoints", NATURAL, "copies of the running state kept per slot"),
+        _setting("checkpoint-every", NATURAL, "read tokens between two of them; 0 = none of these"),
+        _setting("roots", NATURAL, "system prompts kept; 0 = none"),
+        _setting("root-min", NATURAL, "tokens a system prompt needs to be kept"),
+        _setting("cache-mib", whole(0, auto=True), "budget of all that is kept", "a quarter of the memory"),
     ),
-    _setting("device", "device", one_of("auto", "cpu", "cuda"), "where the model runs"),
-    _setting("threads", "device", whole(1, auto=True), "threads of the math library"),
-    _setting("parallel", "device", whole(1, 256), "slots: requests that are served at once"),
-    _setting("chunk", "device", whole(64, multiple=64), "tokens read in one piece"),
-    _setting(
-        "decode-share", "device", real(0, 1), "part of a chunk's time that running streams get after it"
+    "server": (
+        _setting("host", text("ADDRESS"), "address to listen on"),
+        _setting("port", whole(0, 65535), "port to listen on; 0 = any free one"),
+        Option("allow-open", "allow_open", SWITCH, False, "allow an address that others can reach"),
+        _setting("queue", NATURAL, "requests that may wait for a slot"),
+        _setting("keepalive-s", real(0.1, 3600), "seconds of silence before a stream gets a comment"),
+        _setting("drain-s", real(0), "seconds that running requests get at the end"),
     ),
-    _setting(
-        "exact",
-        "device",
-        one_of("full", "cache", "off", auto=True),
-        "what an answer may not depend on (docs)",
+    "other": (
+        Option("log-level", "log_level", LEVELS, "info", "what to log"),
+        Option("log-json", "log_json", SWITCH, False, "log as JSON lines"),
+        CONFIG,
     ),
-    _setting("cache", "cache", ON_OFF, "keep what was read, and use it"),
-    _setting("checkpoints", "cache", whole(0), "copies of the running state kept per slot"),
-    _setting("checkpoint-every", "cache", whole(0), "read tokens between two of them; 0 = none of these"),
-    _setting("roots", "cache", whole(0), "system prompts kept; 0 = none"),
-    _setting("root-min", "cache", whole(0), "tokens a system prompt needs to be kept"),
-    _setting(
-        "cache-mib",
-        "cache",
-        whole(0, auto=True),
-        "budget of all that is kept",
-        shown="a quarter of the memory",
-    ),
-    _setting("host", "server", TEXT, "address to listen on"),
-    _setting("port", "server", whole(0, 65535), "port to listen on; 0 = any free one"),
-    Option("allow-open", "allow_open", "server", SWITCH, False, "allow a host that others can reach"),
-    _setting("queue", "server", whole(0), "requests that may wait for a slot"),
-    _setting("keepalive-s", "server", real(0.1, 3600), "seconds of silence before a stream gets a comment"),
-    _setting("drain-s", "server", real(0), "seconds that running requests get at the end"),
-    Option(
-        "log-level", "log_level", "other", one_of("debug", "info", "warning", "error"), "info", "what to log"
-    ),
-    Option("log-json", "log_json", "other", SWITCH, False, "log as JSON lines"),
-    CONFIG,
-)
-CHAT = (
-    Option("url", "url", "chat", TEXT, "http://127.0.0.1:8420", "the server"),
-    Option("system", "system", "chat", TEXT, "", "the system prompt", "none"),
-    CONFIG,
-)
-IN_FILE = {option.name for option in (*SERVE, *CHAT) if option is not CONFIG}
+}
+CHAT = {
+    "chat": (
+        Option("url", "url", text("URL"), "http://127.0.0.1:8420", "the server"),
+        Option("system", "system", text("TEXT"), "", "the system prompt", "none"),
+        CONFIG,
+    )
+}
+REPORT = {"model": (MODEL_DIR, CONFIG)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -144,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> Parser:
-    """Return the parser of all commands. Values stay text until `_values` reads them."""
+    """Return the parser of all commands. Values stay text until `values_of` reads them."""
     parser = Parser(
         "regrow", description="An inference server for hybrid models that reads every prompt once."
     )
@@ -152,18 +132,23 @@ def build_parser() -> Parser:
     parser.set_defaults(run=lambda _: _print(parser.format_help()))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    def command(name: str, about: str, run: Callable[[argparse.Namespace], int], epilog: str = "") -> Parser:
-        added: Parser = commands.add_parser(name, help=about, description=f"{about}.", epilog=epilog)
+    def command(
+        name: str, about: str, run: Callable[[argparse.Namespace], int], usage: str = "[options]"
+    ) -> Parser:
+        added: Parser = commands.add_parser(
+            name, help=about, description=f"{about}.", usage=f"regrow {name} {usage}"
+        )
         added.set_defaults(run=run)
         return added
 
-    serve = command("serve", "serve a model over HTTP", _serve, SOURCES)
+    serve = command("serve", "serve a model over HTTP", _serve, "[options] [MODEL]")
     serve.add_argument("model", nargs="?", metavar="MODEL", help=f"{MODEL.help} (default: {MODEL.default})")
-    add_options(serve, SERVE[1:])
-    add_options(command("chat", "chat with a server in the terminal", _chat, SOURCES), CHAT)
-    command("models", "show what can be loaded", _models)
-    command("doctor", "show what was found on this machine and what will be used", _doctor)
-    bench = command("bench", "run the benchmarks of a checkout", _bench)
+    add_options(serve, SERVE)
+    add_options(command("chat", "chat with a server in the terminal", _chat), CHAT)
+    add_options(command("models", "show what can be loaded", _models), REPORT)
+    doctor = command("doctor", "show what was found on this machine and what will be used", _doctor)
+    add_options(doctor, REPORT)
+    bench = command("bench", "run the benchmarks of a checkout", _bench, "[--quick] [NAME ...]")
     bench.add_argument("names", nargs="*", metavar="NAME", help="scripts in bench/ (default: all)")
     bench.add_argument("--quick", action="store_true", help="small sizes")
     return parser
@@ -174,12 +159,18 @@ def _print(text: str) -> int:
     return OK
 
 
-def _values(options: Sequence[Option], arguments: argparse.Namespace) -> dict[str, Any]:
+def values_of(groups: Mapping[str, Sequence[Option]], arguments: argparse.Namespace) -> dict[str, Any]:
     """Return field -> value, from the command line, the environment, the file, the defaults."""
     given = vars(arguments)
     path = cast(Path | None, resolve([CONFIG], given, os.environ, {})["config"])
-    in_file = {} if path is None else read_file(path, IN_FILE)
-    return resolve(options, given, os.environ, in_file, str(path))
+    in_file = {} if path is None else read_file(path, {option.name for option in all_options(SERVE, CHAT)})
+    return resolve(all_options(groups), given, os.environ, in_file, str(path))
+
+
+def all_options(*commands: Mapping[str, Sequence[Option]]) -> list[Option]:
+    """Return the options of some commands; MODEL and CONFIG are anybody's."""
+    rows = [option for groups in commands for options in groups.values() for option in options]
+    return [MODEL, *(row for row in rows if row is not CONFIG)]
 
 
 def serve_settings(values: Mapping[str, Any]) -> tuple[EngineSettings, ServerSettings]:
@@ -201,7 +192,7 @@ def serve_settings(values: Mapping[str, Any]) -> tuple[EngineSettings, ServerSet
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    values = _values(SERVE, arguments)
+    values = values_of(SERVE, arguments)
     engine_settings, server_settings = serve_settings(values)
     from rich.console import Console
 
@@ -217,7 +208,7 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _chat(arguments: argparse.Namespace) -> int:
-    values = _values(CHAT, arguments)
+    values = values_of(CHAT, arguments)
     from regrow.api.terminal import chat
 
     return chat(values["url"], values["system"])
@@ -226,20 +217,24 @@ def _chat(arguments: argparse.Namespace) -> int:
 def _models(arguments: argparse.Namespace) -> int:
     from regrow.models.report import model_rows
 
-    return _print_rows(("model", "what it is", "note"), model_rows())
+    return _print_rows(("model", "what it is", "note"), model_rows(values_of(REPORT, arguments)["model_dir"]))
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
     from regrow.models.report import doctor_rows
 
-    return _print_rows(("subject", "found", "what it means"), doctor_rows())
+    return _print_rows(
+        ("subject", "found", "what it means"), doctor_rows(values_of(REPORT, arguments)["model_dir"])
+    )
 
 
 def _print_rows(heads: tuple[str, str, str], rows: Iterable[tuple[str, str, str]]) -> int:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*heads, box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for head in heads:
+        table.add_column(head, overflow="fold")
     for row in rows:
         table.add_row(*row)
     Console(markup=False, highlight=False).print(table)

@@ -7,7 +7,7 @@ where it stands, what it is, what is allowed.
 
 import argparse
 import tomllib
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,6 +15,10 @@ from typing import Any, NoReturn
 from regrow.errors import BadConfig
 
 HELP_WIDTH = 100
+SOURCES = (
+    "Every option can also come from the environment (--log-level: REGROW_LOG_LEVEL) or from a TOML file "
+    '(--config; log-level = "debug"). The command line wins, then the environment, then the file.'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,6 @@ class Option:
 
     name: str
     field: str
-    group: str
     kind: Kind
     default: object
     help: str
@@ -94,27 +97,18 @@ def one_of(*names: str, auto: bool = False) -> Kind:
     return Kind("|".join(known), f"one of {', '.join(known)}", read)
 
 
+def text(metavar: str) -> Kind:
+    return Kind(metavar, "text", str)
+
+
 def _on_off(text: str) -> bool:
     return {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}[text.lower()]
 
 
 ON_OFF = Kind("on|off", "on or off", _on_off)
 SWITCH = Kind("", "on or off", _on_off, switch=True)
-TEXT = Kind("TEXT", "text", str)
 PATH = Kind("PATH", "a path", lambda text: Path(text).expanduser())
 NAMES = Kind("NAME[,NAME]", "names, separated by commas", lambda text: tuple(filter(None, text.split(","))))
-
-
-def _template(text: str) -> str:
-    if "{%" in text or "{{" in text:
-        return text
-    try:
-        return Path(text).expanduser().read_text()
-    except OSError:
-        raise ValueError from None
-
-
-TEMPLATE = Kind("FILE", "a file that can be read, or a Jinja template", _template)
 
 
 class Parser(argparse.ArgumentParser):
@@ -131,21 +125,19 @@ def _help_format(prog: str) -> argparse.HelpFormatter:
     return argparse.HelpFormatter(prog, max_help_position=32, width=HELP_WIDTH)
 
 
-def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
-    """Add the options to the help, grouped by subject. Values stay text until `resolve`."""
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for option in options:
-        if option.group not in groups:
-            groups[option.group] = parser.add_argument_group(option.group)
-        text = f"{option.help} (default: {_shown(option)})".replace("%", "%%")
-        if option.kind.switch:
-            groups[option.group].add_argument(
-                option.flag, dest=option.name, action="store_const", const="on", help=text
-            )
-        else:
-            groups[option.group].add_argument(
-                option.flag, dest=option.name, metavar=option.kind.metavar, help=text
-            )
+def add_options(parser: argparse.ArgumentParser, groups: Mapping[str, Sequence[Option]]) -> None:
+    """Add the options to the help, by subject. Values stay text until `resolve` reads them."""
+    parser.epilog = SOURCES
+    for subject, options in groups.items():
+        group = parser.add_argument_group(subject)
+        for option in options:
+            about = f"{option.help} (default: {_shown(option)})".replace("%", "%%")
+            if option.kind.switch:
+                group.add_argument(
+                    option.flag, dest=option.name, action="store_const", const="on", help=about
+                )
+            else:
+                group.add_argument(option.flag, dest=option.name, metavar=option.kind.metavar, help=about)
 
 
 def _shown(option: Option) -> str:

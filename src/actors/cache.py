@@ -38,10 +38,11 @@ class _Entry:
 
 
 class CacheActor:
-    """`tell_owner(name, message)` reaches the actor that holds a lease."""
+    """`tell_owner(name, message)` reaches the actor that holds a lease. `life` counts this actor's restarts:
+    an id of an earlier life is unknown, and never somebody else's."""
 
-    def __init__(self, budget: int, tell_owner: Callable[[str, object], None]) -> None:
-        self._ledger = Ledger(budget)
+    def __init__(self, budget: int, life: int, tell_owner: Callable[[str, object], None]) -> None:
+        self._ledger = Ledger(budget, last=life << 32)
         self._tell_owner = tell_owner
         self._owners: dict[int, tuple[str, int]] = {}
         self._entries: dict[int, _Entry] = {}

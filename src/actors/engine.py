@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 
@@ -66,6 +67,29 @@ class ModelInfo:
     bytes_per_checkpoint: int
 
 
+class Sound(Actor, Protocol):
+    """An actor that can assert its own invariants."""
+
+    def check_integrity(self) -> None: ...
+
+
+class Checked:
+    """An actor whose invariants are asserted after every message (`EngineSettings.debug`): a breach crashes
+    it."""
+
+    def __init__(self, actor: Sound) -> None:
+        self._actor = actor
+
+    async def started(self) -> None:
+        await self._actor.started()
+        self._actor.check_integrity()
+
+    async def handle(self, message: object) -> object:
+        result = await self._actor.handle(message)
+        self._actor.check_integrity()
+        return result
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
     """What every actor reports, in one value."""
@@ -81,7 +105,10 @@ class EngineStatus:
 
 
 class Engine:
-    """The running system. `engine`, `cache`, `roots`, `device` and `slot(i)` are actor references."""
+    """The running system. `engine`, `cache`, `roots`, `device` and `slot(i)` are actor references.
+
+    lives: the present life of each actor by name, to look at; one speaks to them through their references.
+    """
 
     def __init__(self, settings: EngineSettings, served: Served, system: System, threads: Threads) -> None:
         self.settings = settings
@@ -90,6 +117,7 @@ class Engine:
         self._threads = threads
         self.tokenizer = served.tokenizer
         self._closing = False
+        self.lives: dict[str, Sound] = {}
         self._prepare = Preparer(
             tokenizer=served.tokenizer,
             table=served.table,
@@ -176,19 +204,32 @@ class Engine:
             event_buffer=settings.event_buffer,
             exact=served.exact,
         )
-        lives = [itertools.count() for _ in names]
+        restarts = {name: itertools.count() for name in [*names, "cache"]}
         generations = itertools.count()
         kept = settings.roots if settings.cache else 0
         registry: dict[str, LivingRequest] = {}
 
-        def spawn(name: str, factory: Callable[[], Actor], watchers: Sequence[str] = ()) -> None:
-            system.spawn(name, factory, mailbox=MAILBOX, watchers=tuple(watchers))
+        def spawn(name: str, factory: Callable[[], Sound], watchers: Sequence[str] = ()) -> None:
+            def live() -> Actor:
+                self.lives[name] = actor = factory()
+                return Checked(actor) if settings.debug else actor
 
-        spawn("device", lambda: DeviceActor(loop, generations, self._threads, now), [*names, "engine"])
-        spawn("cache", lambda: CacheActor(served.budget, lambda to, m: system.ref(to).tell(m)), names)
+            system.spawn(name, live, mailbox=MAILBOX, watchers=tuple(watchers))
+
+        system.spawn(
+            "device",
+            lambda: DeviceActor(loop, generations, self._threads, now),
+            mailbox=MAILBOX,
+            watchers=(*names, "engine"),
+        )
+        spawn(
+            "cache",
+            lambda: CacheActor(served.budget, next(restarts["cache"]), lambda to, m: system.ref(to).tell(m)),
+            names,
+        )
         spawn("roots", lambda: RootActor(kept, settings.root_min))
         for i, name in enumerate(names):
-            spawn(name, functools.partial(self._slot, i, lives[i], slot_wiring), ["engine", "cache"])
+            spawn(name, functools.partial(self._slot, i, restarts[name], slot_wiring), ["engine", "cache"])
         spawn("engine", lambda: EngineActor(engine_wiring, registry), names)
         return self._threads.drive("device", loop)
 

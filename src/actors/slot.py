@@ -7,7 +7,7 @@ chain holds only valid checkpoints.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, assert_never
+from typing import Literal, TypeVar, assert_never
 
 import structlog
 
@@ -48,7 +48,7 @@ from regrow.actors.messages import (
     Stop,
     Unpin,
 )
-from regrow.actors.runtime import ActorRef, Down
+from regrow.actors.runtime import ActorRef, Ask, Down
 from regrow.actors.session import Session
 from regrow.errors import BadRequest, DeviceFailed, NonFiniteLogits, RegrowError, SlowConsumer
 from regrow.gpu.device_loop import Broken, ChunkRead, EndReason, Job, JobEnded, TokenDrawn
@@ -60,6 +60,7 @@ from regrow.policy.request import Exactness
 from regrow.policy.stops import StopMatcher
 
 log = structlog.get_logger(__name__)
+T = TypeVar("T")
 Phase = Literal["mounting", "reading", "decoding", "stopping"]
 KEY_BYTES = 8
 
@@ -116,6 +117,15 @@ class SlotActor:
         self._session = Session()
         self._version = self._epoch = life << 32
         self._serving: _Serving | None = None
+
+    @property
+    def session(self) -> Session:
+        """What the slot holds: to look at."""
+        return self._session
+
+    @property
+    def idle(self) -> bool:
+        return self._serving is None
 
     async def started(self) -> None:
         if self._life:  # an earlier life may have left a job on the device
@@ -192,7 +202,7 @@ class SlotActor:
                 break
             entry = self._session.chain.at(position)
             if entry is not None:
-                state = await self._w.cache.ask(Pin(entry.entry_id), self._w.ask_deadline_s)
+                state = await self._ask_cache(Pin(entry.entry_id), None)
                 if state is not None:
                     pinned = entry.entry_id
                     break
@@ -230,10 +240,15 @@ class SlotActor:
         if not wanted or not self._w.geometry.hybrid:
             return
         sizes = tuple(self._w.geometry.bytes_per_checkpoint + KEY_BYTES * p for p in wanted)
-        leases = await self._w.cache.ask(
-            Reserve(f"slot-{self._slot}", self._life, "checkpoint", sizes), self._w.ask_deadline_s
-        )
+        leases = await self._ask_cache(Reserve(f"slot-{self._slot}", self._life, "checkpoint", sizes), ())
         serving.leases = dict(zip(wanted, leases, strict=False))
+
+    async def _ask_cache(self, message: Ask[T], otherwise: T) -> T:
+        """Ask the cache; a crash of it costs what it kept, never a running request."""
+        try:
+            return await self._w.cache.ask(message, self._w.ask_deadline_s)
+        except RegrowError:
+            return otherwise
 
     def _tick(self, event: ChunkRead | TokenDrawn | JobEnded | Broken) -> None:
         serving = self._serving
@@ -334,8 +349,8 @@ class SlotActor:
         self._end(serving)
 
     def _end(self, serving: _Serving) -> None:
-        self._serving = None
         self._drop(tuple(serving.leases.values()))
+        self._serving = None
         self._tell_session(busy=False)
         admit = serving.admit
         read = serving.position - serving.reused
@@ -382,14 +397,20 @@ class SlotActor:
                 self._empty()
                 self._tell_session(busy=False)
         elif name == self._w.cache.name:
-            _, self._session.chain = self._session.chain.cut_back(0)
-            if self._serving is not None:
-                self._serving.leases.clear()
+            self._drop_all()  # what the next life has granted meanwhile included
             self._tell_session(busy=self._serving is not None)
 
     def _empty(self) -> None:
-        self._drop(tuple(entry.entry_id for entry in self._session.chain.entries))
+        self._drop_all()
         self._session = Session()
+
+    def _drop_all(self) -> None:
+        """Give back every checkpoint and lease."""
+        dropped, self._session.chain = self._session.chain.cut_back(0)
+        if self._serving is not None:
+            dropped += tuple(self._serving.leases.values())
+            self._serving.leases.clear()
+        self._drop(dropped)
 
     def _report(self) -> SlotReport:
         serving = self._serving

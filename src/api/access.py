@@ -37,7 +37,7 @@ async def access(request: web.Request, handler: Handler) -> web.StreamResponse:
     finally:
         line = log.debug if request.path in QUIET else log.info
         ms = round((time.monotonic() - begun) * 1e3, 1)
-        line("request", method=request.method, path=request.path, status=status, ms=ms)
+        line("http", method=request.method, path=request.path, status=status, ms=ms)
     return response
 
 

@@ -37,7 +37,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, ChatRequest)
     check_served(body.model, engine.info, settings)
     async with submitted(engine, generate_request(body, engine.info, settings.message_limit)) as run:
-        structlog.contextvars.bind_contextvars(run=run.id)
+        structlog.contextvars.bind_contextvars(request=run.id)
         answer = ChatAnswer(
             id=f"chatcmpl-{run.id}",
             model=body.model,
@@ -95,4 +95,4 @@ async def _stream(run: Run, answer: ChatAnswer, stream: EventStream) -> None:
         if not isinstance(error, RegrowError):
             log.exception("answer failed")
         await stream.send(msgspec.json.encode(body_of(error)))
-    await stream.send(DONE)
+    await stream.end(DONE)

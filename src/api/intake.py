@@ -21,22 +21,7 @@ SAMPLING_FIELDS = (
     "repetition_penalty",
     "logit_bias",
 )
-TEMPLATE_OWN = frozenset(
-    {
-        "messages",
-        "conversation",
-        "tools",
-        "documents",
-        "chat_template",
-        "add_generation_prompt",
-        "continue_final_message",
-        "tokenize",
-        "return_tensors",
-        "return_dict",
-        "bos_token",
-        "eos_token",
-    }
-)
+TEMPLATE_OWN = frozenset({"messages", "conversations", "tools", "chat_template"})
 SEED_SPACE = 2**63
 
 
@@ -59,7 +44,7 @@ def generate_request(body: ChatRequest, info: ModelInfo, message_limit: int) -> 
     priority = body.priority if extension.priority is None else extension.priority
     tools = () if body.tool_choice == "none" else body.tools or ()
     return GenerateRequest(
-        messages=[_rendered(message, i) for i, message in enumerate(body.messages)],
+        messages=[_message(message, i) for i, message in enumerate(body.messages)],
         tools=[msgspec.to_builtins(tool) for tool in tools],
         template_options=_template_options(body),
         sampling=_sampling(body, info.default_sampling),
@@ -129,26 +114,13 @@ def _template_options(body: ChatRequest) -> dict[str, object]:
     return options
 
 
-def _rendered(message: Message, index: int) -> dict[str, object]:
-    """Return the message as templates know it: `developer` is a system message, parts are one text,
-    the arguments of a call are an object."""
-    rendered: dict[str, object] = {
+def _message(message: Message, index: int) -> dict[str, object]:
+    """Return the message as templates know it: `developer` is a system message, parts are one text."""
+    return {
+        **msgspec.to_builtins(message),
         "role": "system" if message.role == "developer" else message.role,
         "content": _text(message, f"messages[{index}].content"),
     }
-    for name in ("name", "reasoning_content", "tool_call_id"):
-        if (value := getattr(message, name)) is not None:
-            rendered[name] = value
-    if message.tool_calls:
-        rendered["tool_calls"] = [
-            {
-                **({} if call.id is None else {"id": call.id}),
-                "type": "function",
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
-            }
-            for call in message.tool_calls
-        ]
-    return rendered
 
 
 def _text(message: Message, param: str) -> str:
@@ -169,11 +141,3 @@ def _text(message: Message, param: str) -> str:
             reason = "this model has no vision" if kind == "image" else f"{kind} input is not served"
             raise BadRequest(f"{param}[{i}]: {reason}", param=f"{param}[{i}]", code="unsupported_content")
     return "\n".join(texts)
-
-
-def _arguments(text: str) -> object:
-    """Return the arguments as the object that templates print; what is no object stays text."""
-    try:
-        return msgspec.json.decode(text, type=dict[str, object])
-    except (msgspec.DecodeError, RecursionError):
-        return text

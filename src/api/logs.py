@@ -43,5 +43,4 @@ def configure_logs(level: str, as_json: bool) -> None:
         ],
         wrapper_class=structlog.stdlib.BoundLogger,
         logger_factory=structlog.stdlib.LoggerFactory(),
-        cache_logger_on_first_use=True,
     )

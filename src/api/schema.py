@@ -54,7 +54,7 @@ class CalledFunction(Fields, frozen=True):
     """`arguments` is a JSON text, as the model wrote it."""
 
     name: Filled
-    arguments: str = "{}"
+    arguments: str
 
 
 class ToolCall(Fields, frozen=True):

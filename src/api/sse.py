@@ -39,16 +39,21 @@ class EventStream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            async with self._lock:  # never cancel the keeper inside a write
-                self._keeper.cancel()
-            await self.response.write_eof()
         self._keeper.cancel()
         await asyncio.wait([self._keeper])
 
     async def send(self, data: bytes) -> None:
         """Write one event; `data` is a single line."""
         await self._write(b"data: %b\n\n" % data)
+
+    async def end(self, data: bytes) -> None:
+        """Write the last event and the end of the body. A client may leave once it has the event, so the
+        handler has nothing left to wait for then."""
+        async with self._lock:  # never cancel the keeper inside a write
+            self._keeper.cancel()
+        await asyncio.wait([self._keeper])
+        await self.send(data)
+        await self.response.write_eof()
 
     async def _write(self, frame: bytes) -> None:
         async with self._lock:

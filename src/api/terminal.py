@@ -188,6 +188,7 @@ def chat(url: str, system: str) -> int:
             try:
                 line = input(prompt).strip()
             except EOFError:
+                console.print(end="\n" if prompt else "")
                 return 0
             except KeyboardInterrupt:
                 console.print()

@@ -45,7 +45,7 @@ def divergence_message(plan: ReadPlan, position: int) -> tuple[int, str] | None:
 
 
 def _cause(plan: ReadPlan, known: Known, reused: int) -> str:
-    cut = plan.last_cut_at_or_below(min(known.shared, plan.length - 1))
+    cut = plan.last_cut_at_or_below(known.shared)
     if not known.shared:
         return "No known prompt begins like this one"
     if cut <= reused:

@@ -19,9 +19,9 @@ class _Lease:
 
 
 class Ledger:
-    """Sizes in bytes. A lease is an id that is never given out twice."""
+    """Sizes in bytes. A lease is an id above `last` that is never given out twice."""
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, last: int = 0) -> None:
         if budget < 0:
             raise ValueError(f"the budget cannot be {budget} bytes")
         self._budget = budget
@@ -29,7 +29,7 @@ class Ledger:
         self._by_kind: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         self._used = 0
         self._peak = 0
-        self._last = 0
+        self._last = last
 
     @property
     def budget(self) -> int:

@@ -130,22 +130,21 @@ def build_plan(keys: Keys, table: ChunkTable, marks: MessageMarks) -> ReadPlan:
 def message_ends(keys: Keys, marks: MessageMarks) -> tuple[MessageEnd, ...]:
     """Return where messages that are not the assistant's end, ascending, each 0 < position < len(keys).
 
-    At each end pattern the open message is the one with the latest begin mark that was complete before the
-    pattern: so an end depends on the keys below it alone (P1), and a pattern that also ends the assistant's
-    messages cuts none of them.
+    At each end pattern the open message is the one whose begin mark was complete last before the pattern: so
+    an end depends on the keys below it alone (P1), the longer of two marks at one place wins, and a pattern
+    that also ends the assistant's messages cuts none of them.
     """
     begins = _find_begins(keys, marks)
     order = np.argsort(begins.stops, kind="stable")
-    stops = begins.stops[order]
-    latest = np.maximum.accumulate(order)  # begins ascend by place and length: the largest index is open
+    stops, roles = begins.stops[order], begins.roles[order]
     found: dict[int, str] = {}
     for role, pattern in marks.end.items():
         if role == ASSISTANT:
             continue
         places = _places(keys, pattern)
-        known = np.searchsorted(stops, places, side="right") - 1
-        places, known = places[known >= 0], known[known >= 0]
-        for place, opened in zip(places.tolist(), begins.roles[latest[known]].tolist(), strict=True):
+        latest = np.searchsorted(stops, places, side="right") - 1
+        places, latest = places[latest >= 0], latest[latest >= 0]
+        for place, opened in zip(places.tolist(), roles[latest].tolist(), strict=True):
             if begins.names[opened] != ASSISTANT:
                 found[place + len(pattern)] = begins.names[opened]
     return tuple(MessageEnd(p, found[p]) for p in sorted(found) if p < len(keys))

@@ -101,6 +101,7 @@ def written(events: list[tuple[float, bytes]], slow: Mapping[bytes, float] = NO_
             for pause, data in events:
                 await asyncio.sleep(pause)
                 await stream.send(data)
+            await stream.end(b"bye")
         return world.trace
 
     return run_world(0, scenario)
@@ -114,6 +115,7 @@ def test_a_comment_comes_after_the_interval_since_the_last_write_and_not_before(
         (13.0, ": keep-alive"),
         (18.0, ": keep-alive"),
         (20.0, "data: c"),
+        (20.0, "data: bye"),
         (20.0, "end"),
     ]
 
@@ -125,5 +127,6 @@ def test_a_write_that_waits_for_the_client_is_not_followed_by_comments_in_arrear
         (31.0, "data: b"),
         (36.0, ": keep-alive"),
         (37.0, "data: c"),
+        (37.0, "data: bye"),
         (37.0, "end"),
     ]

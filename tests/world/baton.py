@@ -25,8 +25,9 @@ class BatonThread:
         self._main = main
         self._ending = False
         self._error: BaseException | None = None
-        self._go = threading.Semaphore(0)
-        self._back = threading.Semaphore(0)
+        self._go, self._back = threading.Lock(), threading.Lock()
+        self._go.acquire()
+        self._back.acquire()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

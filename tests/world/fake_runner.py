@@ -28,6 +28,7 @@ from regrow.gpu.types import (
     StepResult,
 )
 from regrow.policy.keys import Keys
+from regrow.policy.request import SamplingParams
 
 Operation = Literal["read", "step", "snapshot", "mount", "digest", "join", "leave", "empty", "reset"]
 EMPTY = 0  # the hash of no keys
@@ -138,6 +139,16 @@ class FakeRunner:
         """Script: the answer to this prompt has `tokens` tokens, then the end token is drawn."""
         self._ends[hash_of(prompt)] = tokens
 
+    def expected_answer(self, prompt: Keys, tokens: int, sampling: SamplingParams) -> list[int]:
+        """Return the first `tokens` tokens after `prompt`, whatever the slots hold; ends are not obeyed."""
+        hashed = named = hash_of(prompt)
+        answer: list[int] = []
+        for counter in range(tokens):
+            row = Row(0, 0, 0, sampling, counter)
+            answer.append(self._choose(row, self._logits(hashed, named, counter)))
+            hashed = _mix(hashed, answer[-1])
+        return answer
+
     def lease(self, slot: int, below: int) -> None:
         """From now on cells below this one must not be written, and the slot not be emptied."""
         self._slots[slot].leased = below
@@ -159,7 +170,8 @@ class FakeRunner:
         if position > held.length:
             raise ValueError(f"slot {slot} holds {held.length} cells, not {position}")
         below = held.hash_below(position)
-        if position and self.geometry.hybrid:
+        live = state is None and position == held.length == held.state.position
+        if position and self.geometry.hybrid and not live:
             if state is None or state.position != position:
                 raise ValueError(f"slot {slot} is given no state at {position}")
             self._require(
@@ -209,18 +221,7 @@ class FakeRunner:
     def sample(self, row: Row, logits: torch.Tensor) -> int | None:
         """As a step draws; penalties are ignored."""
         self._off_the_loop("sample")
-        if not bool(torch.isfinite(logits).all()):
-            return None
-        allowed = logits.clone()
-        for token, bias in row.sampling.logit_bias.items():
-            allowed[token] += bias
-        allowed[list(row.banned)] = -math.inf
-        if row.mask is not None:
-            row.mask.apply(allowed)
-        if row.sampling.temperature == 0:
-            return int(allowed.argmax())
-        pool = (allowed > allowed.max() - CANDIDATES).nonzero().flatten()
-        return int(pool[_mix(_mix(EMPTY, row.sampling.seed), row.counter) % len(pool)])
+        return self._choose(row, logits) if bool(torch.isfinite(logits).all()) else None
 
     def step(self, rows: Sequence[Row]) -> StepResult:
         slots = sorted(row.slot for row in rows)
@@ -275,6 +276,18 @@ class FakeRunner:
         logits = self._logits(hashes[row.length], hashes[row.length - row.counter], row.counter)
         token = self.sample(row, logits)
         return () if token is None else (token,)
+
+    def _choose(self, row: Row, logits: torch.Tensor) -> int:
+        allowed = logits.clone()
+        for token, bias in row.sampling.logit_bias.items():
+            allowed[token] += bias
+        allowed[list(row.banned)] = -math.inf
+        if row.mask is not None:
+            row.mask.apply(allowed)
+        if row.sampling.temperature == 0:
+            return int(allowed.argmax())
+        pool = (allowed > allowed.max() - CANDIDATES).nonzero().flatten()
+        return int(pool[_mix(_mix(EMPTY, row.sampling.seed), row.counter) % len(pool)])
 
     def _logits(self, keys: int | None, prompt: int | None, drawn: int) -> torch.Tensor:
         """Return logits [vocab]: a few words chosen by the hash of the keys, or the scripted end."""

@@ -118,6 +118,13 @@ def test_the_same_seed_draws_the_same_and_another_seed_another_answer(runner: Fa
     assert answers[0] == answers[1] != answers[2]
 
 
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(temperature=1.0, seed=3)])
+def test_the_expected_answer_is_what_the_slots_give(runner: FakeRunner, sampling: SamplingParams) -> None:
+    runner.answer_length(PROMPT, 5)
+    read(runner, PROMPT)
+    assert runner.expected_answer(PROMPT, 8, sampling) == answer(runner, PROMPT, 8, sampling=sampling)
+
+
 def test_a_scripted_end_comes_after_so_many_tokens_at_any_temperature(runner: FakeRunner) -> None:
     runner.answer_length(PROMPT, 3)
     for sampling in (GREEDY, SamplingParams(temperature=2.0, seed=5)):
@@ -244,6 +251,8 @@ def test_a_mount_that_the_slot_or_the_state_does_not_reach_is_refused(runner: Fa
             runner.mount(0, 9, state)
         with pytest.raises(ValueError, match="no state at 9"):
             runner.mount(0, 9, None)
+        runner.mount(0, 10, None)
+        assert runner.length(0) == 10
     else:
         runner.mount(0, 9, None)
         assert runner.length(0) == 9

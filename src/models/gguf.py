@@ -1,0 +1,179 @@
+"""Converting a GGUF file to a Hugging Face directory (safetensors, tokenizer.json, config.json), once.
+
+What a file's fields and tensors mean is transformers' knowledge and is taken from there: configuration,
+tokenizer, tensor names and layouts. But for most architectures it parses the vocabulary again and again, and
+builds the table of tensor names once for every module. Here the configuration is read from a skeleton of the
+file, the table is built once, and a later load needs no GGUF at all.
+
+Quantised weights are stored as bfloat16 (see `GgufHeader.stored_dtype`).
+"""
+
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+from tokenizers import Regex, pre_tokenizers
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GgufConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+from transformers.integrations.gguf import is_gguf_arch_supported
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
+
+from regrow.errors import ModelRefused
+from regrow.models.gguf_header import GgufHeader, read_header
+from regrow.models.identity import file_digest
+from regrow.models.once import made_once
+from regrow.models.progress import Progress
+from regrow.models.quiet import quiet
+from regrow.models.refusal import refusing
+
+CONVERTER = 1  # raised when a conversion gives other bytes: older copies are then left alone
+SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r")
+
+
+def converted_path(path: Path, model_dir: Path, identity: str) -> Path:
+    """Return where the converted copy of a file with this content hash is kept."""
+    return model_dir / "converted" / f"{path.stem}-{identity[:16]}-v{CONVERTER}"
+
+
+def convert_gguf(path: Path, model_dir: Path, progress: Progress, identity: str | None = None) -> Path:
+    """Return the converted copy of the GGUF file at `path`, made if there is none.
+
+    identity: the hash of its content where it is known. Raises ModelRefused with the file and the cause.
+    """
+    target = converted_path(path, model_dir, identity or file_digest(path))
+    return made_once(target, partial(_convert, path, progress=progress), progress)
+
+
+def _convert(path: Path, part: Path, progress: Progress) -> None:
+    header = read_header(path)
+    with quiet(), refusing(f"{path} cannot be converted"):
+        progress(f"converting {path.name}", 0.0)
+        model = (
+            _fast_model(header) if is_gguf_arch_supported(header.architecture) else _model(header, progress)
+        )
+        _set_generation(model, header)
+        progress(f"writing the converted copy of {path.name}", None)
+        model.save_pretrained(part, max_shard_size="4GB")
+        _tokenizer(header).save_pretrained(part)
+
+
+def _fast_model(header: GgufHeader) -> PreTrainedModel:
+    """Load an architecture for which transformers has a reader of its own that is fast."""
+    folder, name = header.path.parent, header.path.name
+    return AutoModelForCausalLM.from_pretrained(
+        folder,
+        gguf_file=name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=getattr(torch, header.stored_dtype),
+        local_files_only=True,
+    )
+
+
+def _model(header: GgufHeader, progress: Progress) -> PreTrainedModel:
+    config = _config(header)
+    dtype = getattr(torch, header.stored_dtype)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    tensors = {name: tensor.to(dtype) for name, tensor in _weights(header, model, progress).items()}
+    model.load_state_dict(tensors, strict=False, assign=True)
+    model.tie_weights()
+    missing = [name for name, parameter in model.named_parameters() if parameter.is_meta]
+    if missing:
+        raise ModelRefused(
+            f"{header.path} has no weights for {len(missing)} parameters, such as {missing[0]}"
+        )
+    return model
+
+
+def _config(header: GgufHeader) -> PreTrainedConfig:
+    with TemporaryDirectory() as folder:
+        Path(folder, "skeleton.gguf").write_bytes(header.skeleton())
+        config = AutoConfig.from_pretrained(folder, gguf_file="skeleton.gguf", local_files_only=True)
+    embedding = next((t for t in header.tensors if t.name == "token_embd.weight"), None)
+    if embedding is not None:
+        config.vocab_size = embedding.shape[0]
+    return config
+
+
+def _weights(header: GgufHeader, model: PreTrainedModel, progress: Progress) -> dict[str, torch.Tensor]:
+    """Return the tensors under transformers' names and in its layouts, float32."""
+    architecture = header.architecture
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
+    names = _tensor_names(architecture, model, processor)
+    out: dict[str, torch.Tensor] = {}
+    for i, tensor in enumerate(header.tensors):
+        processed = processor.process(
+            weights=header.floats(tensor),
+            name=tensor.name,
+            tensor_key_mapping=names,
+            parsed_parameters={"tensors": out},
+        )
+        if processed.name in names:
+            out[names[processed.name]] = torch.from_numpy(processed.weights.copy())
+        progress(f"converting {header.path.name}", (i + 1) / len(header.tensors))
+    return out
+
+
+def _tensor_names(architecture: str, model: PreTrainedModel, processor: TensorProcessor) -> dict[str, str]:
+    """Return GGUF tensor name -> parameter name.
+
+    A parameter is looked up by its whole name first, then without its leading modules one by one, since some
+    files were written from the inner model.
+    """
+    arch = next((number for number, name in MODEL_ARCH_NAMES.items() if name == architecture), None)
+    if arch is None:
+        raise ModelRefused(f"the architecture {architecture} has no table of tensor names")
+    table = get_tensor_name_map(arch, model.config.num_hidden_layers)
+    names: dict[str, str] = {}
+    parameters = [name.split(".") for name in model.state_dict()]
+    for depth in range(max(map(len, parameters)) - 1):
+        level: dict[str, str] = {}
+        for parts in parameters:
+            if len(parts) - depth < 2:
+                continue
+            prefix = "".join(f"{part}." for part in parts[:depth])
+            name = processor.preprocess_name(".".join(parts[depth:]))
+            stem, dot, leaf = name.rpartition(".")
+            stem, suffix = (stem, dot + leaf) if leaf in ("weight", "bias") else (name, "")
+            found = table.get_name(stem)
+            if found is None:
+                processor.perform_fallback_tensor_mapping(level, suffix, prefix, name)
+            else:
+                level[found + suffix] = prefix + name
+        names = level | names
+    return names
+
+
+def _tokenizer(header: GgufHeader) -> PreTrainedTokenizerFast:
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(
+        header.path.parent, gguf_file=header.path.name, local_files_only=True
+    )
+    if header.values.get("tokenizer.ggml.pre") in SINGLE_DIGITS:  # transformers would join digits and spaces
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(r"\p{N}"), "isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
+        )
+    return tokenizer
+
+
+def _set_generation(model: PreTrainedModel, header: GgufHeader) -> None:
+    """Take over the end tokens and, where the file has some, the sampling it recommends."""
+    generation, values = model.generation_config, header.values
+    ends = {values[key] for key in map("tokenizer.ggml.{}_token_id".format, ("eos", "eot")) if key in values}
+    if ends:
+        generation.eos_token_id = sorted(ends)
+    names = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+    for key, name in names.items():
+        if (value := values.get(f"general.sampling.{key}")) is not None:
+            generation.do_sample = True
+            setattr(generation, name, value)

@@ -1,0 +1,47 @@
+"""Who a model is: hashes that differ when the weights, the geometry or the positions' encoding differ.
+
+Up to `WHOLE` bytes everything is hashed. Of more, one block in 16 spread over every tensor (or file):
+training moves all of a tensor, so two models never agree there, and 70 GB take seconds instead of minutes.
+"""
+
+import hashlib
+import itertools
+import json
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+WHOLE = 1 << 30
+_BLOCK = 1 << 14
+_STRIDE = 16
+_VOLATILE = ("_name_or_path", "transformers_version", "dtype", "architectures")
+
+
+def file_digest(path: Path) -> str:
+    """Return a hash (hex) of the file's bytes: its sha256 up to `WHOLE` bytes."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if size <= WHOLE:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hashlib.sha256(str(size).encode())
+        for start in range(0, size, _BLOCK * _STRIDE):
+            file.seek(start)
+            digest.update(file.read(_BLOCK))
+    return digest.hexdigest()
+
+
+def module_fingerprint(module: PreTrainedModel) -> str:
+    """Return a hash (hex) of a model: its configuration, and each parameter and buffer."""
+    digest = hashlib.blake2b(digest_size=16)
+    config = {key: value for key, value in module.config.to_dict().items() if key not in _VOLATILE}
+    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+    tensors = dict(itertools.chain(module.named_parameters(), module.named_buffers()))
+    whole = sum(tensor.nbytes for tensor in tensors.values()) <= WHOLE
+    for name, tensor in sorted(tensors.items()):
+        digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
+        data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        if not whole and len(data) > _BLOCK * _STRIDE:
+            data = data[: len(data) // _BLOCK * _BLOCK].view(-1, _BLOCK)[::_STRIDE]
+        digest.update(data.cpu().contiguous().numpy().data)
+    return digest.hexdigest()

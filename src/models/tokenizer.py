@@ -1,0 +1,104 @@
+"""ChatTokenizer: a model's tokenizer and chat template as the engine sees them.
+
+Chats are rendered to text and that text is tokenised as it is: a template writes its own start token, so none
+is added a second time. Where messages end in tokens (`marks`) is learned from the template when it is made.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from regrow.errors import BadRequest
+from regrow.models.detokenize import Detokenizer, Spelling
+from regrow.models.render import Renderer
+from regrow.models.template import LearnedMarks, Message, learn_marks
+from regrow.policy.keys import Keys, as_keys
+from regrow.policy.plan import MessageMarks
+
+
+class ChatTokenizer:
+    """Wraps a fast tokenizer of transformers.
+
+    eos_ids: more ids that end an answer than the tokenizer itself names. chat_template: a Jinja template, or
+    the path of its file, to be used instead of the tokenizer's own (BadConfig where it is neither).
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        eos_ids: Iterable[int] = (),
+        chat_template: str | None = None,
+    ) -> None:
+        self._backend: Tokenizer = tokenizer.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        self._render = Renderer(tokenizer, chat_template)
+        self._spelling = Spelling.of(self._backend)
+        own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        self.eos_ids = frozenset([*own, *eos_ids])
+        self.vocab_size: int = len(tokenizer)
+        self._learned = self._learn(tokenizer.bos_token_id)
+
+    @property
+    def has_template(self) -> bool:
+        return self._render.has_template
+
+    @property
+    def marks(self) -> MessageMarks:
+        """How messages begin and end in tokens."""
+        return self._learned.marks
+
+    @property
+    def marks_note(self) -> str:
+        """What could not be learned of that and why; empty where everything could."""
+        return self._learned.note
+
+    def encode(self, text: str) -> Keys:
+        """Return the ids of a raw prompt, int64 [n], with the start token where the tokenizer adds one."""
+        return as_keys(self._backend.encode(text).ids)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] = (),
+        options: Mapping[str, object] | None = None,
+    ) -> str:
+        """Return the text of a chat's prompt; raises BadRequest naming the field."""
+        return self._render(messages, tools, options)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        tools: Sequence[Mapping[str, object]] = (),
+        options: Mapping[str, object] | None = None,
+    ) -> Keys:
+        """Return the ids of a chat's prompt, int64 [n]; raises BadRequest naming the field."""
+        return as_keys(
+            self._backend.encode(self.render(messages, tools, options), add_special_tokens=False).ids
+        )
+
+    def decode(self, ids: Sequence[int] | Keys) -> str:
+        """Return the text of ids; special tokens are left out."""
+        return str(self._backend.decode([int(i) for i in ids]))
+
+    def detokenizer(self) -> Detokenizer:
+        """Return a fresh incremental detokeniser for one answer."""
+        return Detokenizer(self._spelling)
+
+    def _learn(self, start: int | None) -> LearnedMarks:
+        if not self.has_template:
+            return LearnedMarks(MessageMarks(), "the model has no chat template")
+
+        def render(messages: Sequence[Message], generate: bool) -> str:
+            try:
+                return self.render(messages, (), {"add_generation_prompt": generate})
+            except BadRequest as error:
+                raise ValueError(str(error)) from error
+
+        def tokenise(text: str) -> tuple[Sequence[int], Sequence[tuple[int, int]]]:
+            encoding = self._backend.encode(text, add_special_tokens=False)
+            return encoding.ids, encoding.offsets
+
+        own = frozenset(self._backend.get_added_tokens_decoder())
+        return learn_marks(render, tokenise, own, start)

@@ -1,0 +1,230 @@
+"""The engine in a virtual world, watched: when it rests, what the actors believe is held against the device.
+
+`House.ask` runs a request to its end, checks that its events come in the order of a life, and then that every
+session is true, that the ledger is the sum of what is kept, and that nothing is left of the request.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
+
+from regrow.actors.engine import Engine
+from regrow.actors.events import (
+    Event,
+    Failed,
+    Finished,
+    Mounted,
+    Placed,
+    Queued,
+    ReadDone,
+    ReadProgress,
+    Token,
+)
+from regrow.actors.messages import CacheStats, EngineStats, RootStats
+from regrow.actors.run import Run
+from regrow.actors.slot import KEY_BYTES, SlotActor
+from regrow.config import EngineSettings
+from regrow.policy.keys import Keys, as_keys
+from regrow.policy.request import Exactness, GenerateRequest
+from tests.world.engine import CHUNK, engine_in, runner_in
+from tests.world.fake_runner import Costs, FakeRunner, hash_of
+from tests.world.loop import VirtualLoop, run_world
+from tests.world.tokenizer import world_tokenizer
+
+T = TypeVar("T")
+SEEDS = range(4)
+SYSTEM = {"role": "system", "content": "You are one of several. " * 12}
+A_MOMENT = 2.0**-20  # less than anything takes on the device; when it is over, all that could happen now has
+LIFE = (Queued, Placed, Mounted, ReadProgress, ReadDone, Token, Finished | Failed)
+
+
+def chat(*contents: str, system: dict[str, str] | None = SYSTEM, **options: object) -> GenerateRequest:
+    """A chat in which user and assistant take turns."""
+    roles = ("user", "assistant") * len(contents)
+    turns = [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+    messages = [system, *turns] if system else turns
+    return replace(GenerateRequest(messages=messages, max_tokens=6), **cast(Any, options))
+
+
+def raw(ids: Sequence[int], **options: object) -> GenerateRequest:
+    """A prompt of token ids, which no message mark cuts."""
+    return replace(GenerateRequest(prompt=tuple(ids), max_tokens=6), **cast(Any, options))
+
+
+def text(seed: int, n: int) -> list[int]:
+    """Some n token ids that no other seed begins with."""
+    return [seed % 256, *((seed * 31 + i * 7) % 256 for i in range(1, n))]
+
+
+def keys_of(request: GenerateRequest) -> Keys:
+    if request.messages:
+        return world_tokenizer().encode_chat(request.messages)
+    return as_keys(cast(Sequence[int], request.prompt))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Everything a client was told of one request."""
+
+    events: tuple[Event, ...]
+
+    def of(self, kind: type[T]) -> list[T]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def tokens(self) -> list[int]:
+        return [event.id for event in self.of(Token)]
+
+    @property
+    def text(self) -> str:
+        return "".join(e.text for e in self.events if isinstance(e, Token | Finished))
+
+    @property
+    def end(self) -> Finished | Failed:
+        last = self.events[-1]
+        assert isinstance(last, Finished | Failed)
+        return last
+
+    @property
+    def reason(self) -> str:
+        """Why it finished, or the name of the error it failed with."""
+        return self.end.reason if isinstance(self.end, Finished) else type(self.end.error).__name__
+
+    @property
+    def reused(self) -> int:
+        return self.end.reuse.reused
+
+    @property
+    def read(self) -> int:
+        return self.end.reuse.read
+
+
+def check_life(events: Sequence[Event]) -> None:
+    """The events of a life come in its order, in rising time, and only the last one is terminal."""
+    phases = [next(i for i, kind in enumerate(LIFE) if isinstance(e, kind)) for e in events]
+    assert phases == sorted(phases)
+    assert [e.at for e in events] == sorted(e.at for e in events)
+    assert phases[0] == 0
+    assert phases.count(len(LIFE) - 1) == 1
+    assert all(phases.count(phase) <= 1 for phase in (0, 1, 2, 4))
+
+
+class House:
+    """An engine, its fake device and the world they are in."""
+
+    def __init__(self, world: VirtualLoop, runner: FakeRunner, engine: Engine) -> None:
+        self.world = world
+        self.runner = runner
+        self.engine = engine
+
+    def slot(self, number: int) -> SlotActor:
+        return cast(SlotActor, self.engine.lives[f"slot-{number}"])
+
+    async def submit(self, request: GenerateRequest) -> Run:
+        return await self.engine.submit(request)
+
+    async def ask(self, request: GenerateRequest) -> Answer:
+        """Run a request to its end and check that it left everything true."""
+        return await self.ended(await self.submit(request))
+
+    async def ended(self, run: Run) -> Answer:
+        answer = Answer(tuple([event async for event in run]))
+        check_life(answer.events)
+        await self.settled()
+        return answer
+
+    async def until(self, run: Run, kind: type[Event], nth: int = 1) -> list[Event]:
+        """Wait for the nth event of this kind; the events that came are returned, the others still come."""
+        seen: list[Event] = []
+        async for event in run:
+            seen.append(event)
+            if sum(isinstance(e, kind) for e in seen) == nth:
+                return seen
+        raise AssertionError(f"the run ended after {seen}")
+
+    def truth(self, request: GenerateRequest) -> list[int]:
+        """What the device answers to this prompt when nothing is remembered of any other."""
+        keys = keys_of(request)
+        room = self.runner.context - len(keys)
+        return self.runner.expected_answer(keys, request.max_tokens or room, request.sampling)
+
+    def crash(self, name: str) -> None:
+        """Give an actor a message that it does not know."""
+        self.engine._system.ref(name).tell("a message that no actor knows")
+
+    async def settled(self) -> None:
+        await asyncio.sleep(A_MOMENT)
+        await self.check()
+
+    async def check(self) -> None:
+        """Hold the actors' beliefs against the device and against each other."""
+        for actor in self.engine.lives.values():
+            actor.check_integrity()
+        slots = [self.slot(i) for i in range(self.runner.slots)]
+        for i, slot in enumerate(slots):
+            self._check_session(i, slot)
+        cache = await self.engine.cache.ask(CacheStats(), 1)
+        assert sum(cache.used.values()) <= cache.peak <= cache.budget
+        if (await self.engine.engine.ask(EngineStats(), 1)).running:
+            return
+        kept = [entry for slot in slots for entry in slot.session.chain.entries]
+        state = self.runner.geometry.bytes_per_checkpoint
+        assert cache.entries == len(kept) == len({entry.entry_id for entry in kept})
+        assert sum(cache.used.values()) == sum(state + KEY_BYTES * entry.position for entry in kept)
+        assert cache.pinned == 0
+        assert not any(slot.joined for slot in self.runner._slots)
+        roots = await self.engine.roots.ask(RootStats(), 1)
+        assert {root.entry for root in roots} <= {entry.entry_id for entry in kept}
+
+    def _check_session(self, number: int, slot: SlotActor) -> None:
+        session, cells = slot.session, self.runner._slots[number]
+        assert session.length <= cells.length
+        if all(h is not None for h in cells.hashes[: session.length]):
+            assert cells.hash_below(session.length) == hash_of(session.keys)
+        if session.live and slot.idle:
+            assert cells.state.position == cells.length == session.length
+
+    async def rests(self) -> None:
+        """Nothing runs any more, on the device neither."""
+        await self.settled()
+        counts = self.runner.counts.copy()
+        await asyncio.sleep(60)
+        await self.check()
+        report = await self.engine.engine.ask(EngineStats(), 1)
+        assert (report.waiting, report.running) == (0, 0)
+        assert self.runner.counts == counts
+
+
+@asynccontextmanager
+async def house(
+    world: VirtualLoop,
+    *,
+    slots: int = 2,
+    context: int = 4096,
+    hybrid: bool = True,
+    exact: Exactness = "cache",
+    budget: int = 1 << 20,
+    costs: Costs = Costs(),  # noqa: B008  frozen
+    **settings: object,
+) -> AsyncIterator[House]:
+    """Open an engine that checks itself after every message; at the end nothing may run."""
+    runner = runner_in(world, slots=slots, context=context, hybrid=hybrid, costs=costs)
+    chosen = replace(EngineSettings(chunk=CHUNK, debug=True), **cast(Any, settings))
+    async with engine_in(world, runner, chosen, exact=exact, budget=budget) as engine:
+        opened = House(world, runner, engine)
+        yield opened
+        await opened.rests()
+
+
+def in_house(
+    scenario: Callable[[House], Awaitable[T]], seeds: Sequence[int] = SEEDS, **settings: Any
+) -> list[T]:
+    """Run a scenario in a house of its own under each seed; return what it returned."""
+
+    async def lived(world: VirtualLoop) -> T:
+        async with house(world, **settings) as opened:
+            return await scenario(opened)
+
+    return [run_world(seed, lived) for seed in seeds]

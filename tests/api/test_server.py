@@ -1,0 +1,132 @@
+"""The server's life: it answers while the model loads, drains at a signal, and leaves nothing behind."""
+
+import asyncio
+import signal
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+
+from regrow.api.server import serve, where_to_look
+from regrow.config import ServerSettings
+from regrow.errors import BadConfig, ModelRefused
+from tests.api.conftest import chat_body
+from tests.api.stub import TOKENS, Hold, StubEngine, finished
+
+
+class Life:
+    """One server: its engine loads when `load` is set, or fails with `fault`; what it says is in `said`."""
+
+    def __init__(self, engine: StubEngine, fault: Exception | None = None) -> None:
+        self.engine = engine
+        self.load = asyncio.Event()
+        self.fault = fault
+        self.said: asyncio.Queue[str] = asyncio.Queue()
+        self.closed = False
+
+    @asynccontextmanager
+    async def opening(self) -> AsyncIterator[StubEngine]:
+        await self.load.wait()
+        if self.fault is not None:
+            raise self.fault
+        try:
+            yield self.engine
+        finally:
+            self.closed = True
+
+    def begin(self, **settings: object) -> "asyncio.Task[None]":
+        chosen = ServerSettings(port=0, **settings)
+        return asyncio.create_task(serve(chosen, self.opening(), self.said.put_nowait))
+
+    async def url(self) -> str:
+        """Wait until the port is open; returns the address."""
+        return (await self.said.get()).split("; ")[1].partition("/ready")[0]
+
+
+async def get(url: str, path: str) -> int:
+    async with aiohttp.ClientSession() as http, http.get(url + path) as response:
+        return response.status
+
+
+async def test_the_port_answers_before_the_model_is_loaded(engine: StubEngine) -> None:
+    life = Life(engine)
+    server = life.begin()
+    url = await life.url()
+    assert [await get(url, path) for path in ("/health", "/ready", "/v1/models")] == [200, 503, 503]
+    life.load.set()
+    assert f"{url}/v1/chat/completions" in await life.said.get()
+    assert [await get(url, path) for path in ("/health", "/ready", "/v1/models")] == [200, 200, 200]
+    signal.raise_signal(signal.SIGTERM)
+    await server
+    assert life.closed
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_at_a_signal_what_runs_may_finish_and_nothing_new_is_taken(number: signal.Signals) -> None:
+    hold = Hold()
+    engine = StubEngine([*TOKENS, hold, finished()])
+    engine.drain_gate.clear()
+    life = Life(engine)
+    life.load.set()
+    server = life.begin()
+    url = await life.url()
+    async with aiohttp.ClientSession(url) as http:
+        running = asyncio.create_task(http.post("/v1/chat/completions", json=chat_body()))
+        run = await engine.started.get()
+        await run.waiting.wait()
+        await life.said.get()
+        signal.raise_signal(number)
+        await life.said.get()
+        assert await get(url, "/ready") == 503
+        async with http.post("/v1/chat/completions", json=chat_body()) as refused:
+            assert (refused.status, (await refused.json())["error"]["code"]) == (503, "draining")
+        hold.gate.set()
+        async with await running as response:
+            assert (await response.json())["choices"][0]["message"]["content"] == "Grüße dir!"
+        engine.drain_gate.set()
+        await server
+    assert life.closed
+
+
+async def test_a_signal_ends_the_loading(engine: StubEngine) -> None:
+    life = Life(engine)
+    server = life.begin()
+    await life.url()
+    signal.raise_signal(signal.SIGINT)
+    await server
+
+
+async def test_a_model_that_is_refused_ends_the_server_with_the_reason(engine: StubEngine) -> None:
+    life = Life(engine, ModelRefused("no such family"))
+    server = life.begin()
+    url = await life.url()
+    life.load.set()
+    with pytest.raises(ModelRefused, match="no such family"):
+        await server
+    with pytest.raises(aiohttp.ClientConnectionError):
+        await get(url, "/health")
+
+
+async def test_a_port_in_use_is_told_with_its_option(engine: StubEngine) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(BadConfig, match=rf"--port: 127\.0\.0\.1:{port} cannot be opened: .*in use"):
+            await serve(ServerSettings(port=port), Life(engine).opening(), print)
+
+
+async def test_being_cancelled_from_outside_is_not_taken_for_a_signal(engine: StubEngine) -> None:
+    life = Life(engine)
+    server = life.begin()
+    await life.url()
+    server.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await server
+
+
+def test_what_the_server_says_holds_a_request_to_copy_and_fits_100_columns() -> None:
+    text = where_to_look("http://127.0.0.1:8420", "SmolLM2-135M-Instruct")
+    assert "curl http://127.0.0.1:8420/v1/chat/completions" in text
+    assert '"model": "SmolLM2-135M-Instruct"' in text
+    assert max(map(len, text.splitlines())) <= 100

@@ -1,0 +1,84 @@
+"""What the server says of itself, before and after the model is loaded."""
+
+import pytest
+
+from tests.api.conftest import Start, chat_body
+from tests.api.stub import StubEngine
+
+
+async def test_a_ready_server_says_so(start: Start, engine: StubEngine) -> None:
+    served = await start(engine)
+    status, body = await served.get("/health")
+    assert (status, body["status"]) == (200, "ready")
+    assert await served.get("/ready") == (200, {"ready": True, "status": "ready"})
+
+
+async def test_while_the_model_loads_the_process_is_healthy_and_takes_no_work(start: Start) -> None:
+    served = await start(None)
+    status, body = await served.get("/health")
+    assert (status, body["status"]) == (200, "loading")
+    assert await served.get("/ready") == (503, {"ready": False, "status": "loading"})
+    for path in ("/v1/models", "/v1/models/stub", "/v1/status"):
+        status, body = await served.get(path)
+        assert (status, body["error"]["code"]) == (503, "loading")
+    async with served.http.post("/v1/chat/completions", json=chat_body()) as response:
+        assert (response.status, response.headers["Retry-After"]) == (503, "5")
+
+
+async def test_an_engine_that_takes_no_work_is_healthy_and_not_ready(
+    start: Start, engine: StubEngine
+) -> None:
+    served = await start(engine)
+    engine.ready = False
+    assert (await served.get("/health"))[0] == 200
+    assert await served.get("/ready") == (503, {"ready": False, "status": "unavailable"})
+
+
+async def test_the_status_is_the_engines_report_with_the_servers_facts(
+    start: Start, engine: StubEngine
+) -> None:
+    served = await start(engine, served_names=("a", "b"))
+    status, body = await served.get("/v1/status")
+    assert status == 200
+    assert body["slots"] == [{"slot": 0, "phase": "idle"}]
+    assert body["served_names"] == ["a", "b"]
+    assert body["status"] == "ready"
+
+
+async def test_models_lists_the_models_own_name(start: Start, engine: StubEngine) -> None:
+    served = await start(engine)
+    models = await served.openai.models.list()
+    assert [(m.id, m.object, m.owned_by, m.created) for m in models.data] == [
+        ("stub", "model", "regrow", 1_700_000_000)
+    ]
+    assert models.data[0].model_extra == {"context_length": 4096}
+
+
+async def test_a_model_is_served_under_the_names_it_is_given_and_no_other(
+    start: Start, engine: StubEngine
+) -> None:
+    served = await start(engine, served_names=("small", "org/large"))
+    assert [m.id for m in (await served.openai.models.list()).data] == ["small", "org/large"]
+    assert (await served.openai.models.retrieve("org/large")).id == "org/large"
+    assert (await served.get("/v1/models/stub"))[1]["error"]["code"] == "model_not_found"
+    assert (await served.post(chat_body(model="stub")))[0] == 404
+    status, answer = await served.post(chat_body(model="small"))
+    assert (status, answer["model"]) == (200, "small")
+
+
+@pytest.mark.parametrize("given", ["bad id", "x" * 200, "ä"])
+async def test_a_request_id_that_could_spoil_a_log_is_replaced(
+    start: Start, engine: StubEngine, given: str
+) -> None:
+    served = await start(engine)
+    async with served.http.get("/health", headers={"X-Request-Id": given}) as response:
+        assert response.headers["X-Request-Id"] != given
+
+
+async def test_requests_on_one_connection_have_ids_of_their_own(start: Start, engine: StubEngine) -> None:
+    served = await start(engine)
+    ids = set()
+    for _ in range(3):
+        async with served.http.get("/health") as response:
+            ids.add(response.headers["X-Request-Id"])
+    assert len(ids) == 3

@@ -1,0 +1,194 @@
+"""The command line: what it starts, what it refuses, and how it reads."""
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from regrow import cli
+from regrow.config import EngineSettings, ServerSettings
+
+EVERY_OPTION = """
+random:llama --ctx 512 --dtype bfloat16 --chat-template t.jinja --model-dir /m --served-model-name a,b
+--device cpu --threads 2 --parallel 3 --chunk 128 --decode-share 0.25 --exact off
+--cache off --checkpoints 2 --checkpoint-every 64 --roots 1 --root-min 9 --cache-mib 77
+--host ::1 --port 0 --queue 5 --keepalive-s 0.5 --drain-s 3
+"""
+HEAVY = ("torch", "transformers", "numpy", "aiohttp", "rich")
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch):
+    """Parse a command line of `serve`; returns the settings that would be served with."""
+    for name in [name for name in cli.os.environ if name.startswith("REGROW_")]:
+        monkeypatch.delenv(name)
+
+    def parse(*argv: str) -> tuple[EngineSettings, ServerSettings]:
+        arguments = cli.build_parser().parse_args(["serve", *argv])
+        return cli.serve_settings(cli.values_of(cli.SERVE, arguments))
+
+    return parse
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """Run a command line that is refused with 2; returns the one line it is told with."""
+    assert cli.main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("regrow: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_without_options_the_defaults_are_served(settings) -> None:
+    assert settings() == (EngineSettings(), ServerSettings())
+
+
+def test_every_option_reaches_its_setting(settings) -> None:
+    engine, server = settings(*EVERY_OPTION.split())
+    assert engine == EngineSettings(
+        model="random:llama",
+        context=512,
+        dtype="bfloat16",
+        chat_template="t.jinja",
+        model_dir=Path("/m"),
+        device="cpu",
+        threads=2,
+        parallel=3,
+        chunk=128,
+        decode_share=0.25,
+        exact="off",
+        cache=False,
+        checkpoints=2,
+        checkpoint_every=64,
+        roots=1,
+        root_min=9,
+        cache_mib=77,
+        queue=5,
+        drain_s=3.0,
+    )
+    assert server == ServerSettings(host="::1", port=0, served_names=("a", "b"), keepalive_s=0.5)
+
+
+def test_an_option_sets_what_exists_and_shows_the_default_of_the_settings() -> None:
+    fields = {
+        f.name: f.default for kind in (EngineSettings, ServerSettings) for f in dataclasses.fields(kind)
+    }
+    for option in cli.all_options(cli.SERVE):
+        if option.field not in ("allow_open", "log_level", "log_json"):
+            assert option.default == fields[option.field]
+
+
+def test_the_environment_and_a_file_give_options_too(
+    settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "regrow.toml"
+    path.write_text('model = "random:lfm2"\nparallel = 2\nport = 1\nurl = "http://elsewhere"\n')
+    monkeypatch.setenv("REGROW_CONFIG", str(path))
+    monkeypatch.setenv("REGROW_PORT", "2")
+    engine, server = settings("--parallel", "3")
+    assert (engine.model, engine.parallel, server.port) == ("random:lfm2", 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["serve", "--parallel", "0"], "--parallel: '0' is not allowed; give a whole number from 1 to 256"),
+        (["serve", "--exact", "very"], "one of full, cache, off, auto"),
+        (["serve", "--chunk", "100"], "multiple of 64"),
+        (["serve", "--keepalive-s", "soon"], "a number from 0.1 to 3600"),
+        (["serve", "--port"], "--port"),
+        (["serve", "--paralel", "2"], "--paralel"),
+        (["serve", "--config", "/nowhere.toml"], "/nowhere.toml"),
+        (["serve", "a", "b"], "b"),
+        (["dance"], "dance"),
+        (["bench", "nothing"], "bench"),
+    ],
+)
+def test_a_wrong_command_line_is_one_clear_line_and_2(
+    capsys: pytest.CaptureFixture[str], argv: list[str], words: str
+) -> None:
+    assert words in refusal(capsys, *argv)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
+def test_an_address_that_others_can_reach_needs_allow_open(
+    capsys: pytest.CaptureFixture[str], settings, host: str
+) -> None:
+    assert "--allow-open" in refusal(capsys, "serve", "--host", host)
+    assert settings("--host", host, "--allow-open")[1].host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+def test_a_loopback_address_is_served_without_more(settings, host: str) -> None:
+    assert settings("--host", host)[1].host == host
+
+
+@pytest.mark.parametrize("command", [[], ["serve"], ["chat"], ["models"], ["doctor"], ["bench"]])
+def test_the_help_fits_100_columns(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*command, "--help"])
+    assert ended.value.code == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 100
+    assert out.startswith(" ".join(["usage: regrow", *command]))
+
+
+def test_the_help_of_serve_has_every_option_and_default_under_its_subject(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    out = capsys.readouterr().out
+    subjects = [line[:-1] for line in out.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert subjects == ["positional arguments", "options", *cli.SERVE]
+    for options in cli.SERVE.values():
+        for option in options:
+            assert f"\n  {option.flag}" in out
+    assert " ".join(out.split()).count("(default: ") == len(cli.all_options(cli.SERVE)) + 1
+
+
+def test_the_help_is_quick_to_show_since_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys; from regrow.cli import build_parser; build_parser().format_help();"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_python_m_regrow_is_regrow() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "regrow", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("regrow ")
+
+
+def test_bench_runs_the_scripts_of_the_checkout_and_tells_when_one_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "good.py").write_text("import sys; print('ran', *sys.argv[1:])")
+    (tmp_path / "worse.py").write_text("raise SystemExit(3)")
+    monkeypatch.setattr(cli, "BENCH", tmp_path)
+    assert cli.main(["bench", "good", "--quick"]) == 0
+    assert "ran --quick" in capfd.readouterr().out
+    assert cli.main(["bench"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("command", "row"), [("models", "random:FAMILY[:SIZE]"), ("doctor", "model directory")]
+)
+def test_reports_are_tables_that_fit_100_columns(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    command: str,
+    row: str,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert cli.main([command, "--model-dir", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith(row) for line in lines)
+    assert max(map(len, lines)) <= 100
