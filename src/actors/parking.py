@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from regrow.actors.shelf import KEY_BYTES, Evictions, Shelf, Span, SpanKey
 from regrow.gpu.types import HostCells
@@ -23,6 +24,14 @@ class Parkable:
     keys: Keys
     edges: tuple[tuple[int, bytes], ...]
     states: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Loan:
+    """Cells from 0 on, contiguous. whole: they are all of a parked conversation, which can be taken (K2)."""
+
+    cells: tuple[HostCells, ...]
+    whole: bool
 
 
 @dataclass(slots=True)
@@ -66,10 +75,14 @@ class Parking:
             parked = self._park(slot, what, what.edges[: upto[-1]], at) if upto else None
         return parked
 
-    def parked(self, name: HolderId, cells: Sequence[HostCells]) -> None:
-        """The ranges that `park` named are copied; the conversation can be restored from now on."""
+    def parked(self, name: HolderId, cells: Sequence[HostCells] | None) -> None:
+        """The ranges that `park` named are copied and the conversation can be restored from now on; with None
+        the copy failed, and it is forgotten."""
         kept = self.conversations.get(name)
         if kept is None:
+            return
+        if cells is None:
+            self.drop(name)
             return
         waiting = iter(cells)
         for key in kept.spans:
@@ -85,7 +98,7 @@ class Parking:
             if not start:
                 self._shelf.hold_root_cells(prefix)
 
-    def lend(self, name: HolderId, position: int) -> tuple[HostCells, ...] | None:
+    def lend(self, name: HolderId, position: int) -> Loan | None:
         """Return the cells [0, position) of a conversation or a root and guard them until `repay`; None where
         they are not there any more."""
         spans = self._spans(name)
@@ -103,7 +116,8 @@ class Parking:
             kept.guards += 1
             kept.uses += 1
             kept.used = self._shelf.stamp()
-        return tuple(parts)
+        whole = kept is not None and position == kept.holder.length
+        return Loan(tuple(parts), whole)
 
     def repay(self, name: HolderId, taker: HolderId | None) -> None:
         """End a loan. taker: the slot that the whole conversation has moved to (K2): it holds the spans from
@@ -131,6 +145,13 @@ class Parking:
         for name, kept in list(self.conversations.items()):
             if any(prefix in prefixes for _, prefix in kept.holder.cuts):
                 self.drop(name)
+
+    def forget_all(self) -> int:
+        """Drop every conversation that is not lent or on its way here; return how many."""
+        names = [name for name, kept in self.conversations.items() if kept.whole and not kept.guards]
+        for name in names:
+            self.drop(name)
+        return len(names)
 
     def check_integrity(self) -> None:
         """Assert that conversations are contiguous, and that the ledger is the sum of what is kept (B1)."""
@@ -214,4 +235,4 @@ class Parking:
             if not kept.guards and kept.whole:
                 size = self._shelf.exclusive_bytes(name) + self._shelf.ledger.size(kept.lease)
                 unit = Evictable(0, size, kept.holder.length, kept.used, kept.uses)
-                yield unit, lambda n=name: self.drop(n)
+                yield unit, partial(self.drop, name)

@@ -9,6 +9,7 @@ holders: a slot, a parked conversation (`parking.py`), a root. What nobody holds
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from regrow.gpu.types import HostCells, Snapshot
 from regrow.policy.directory import Holder, HolderId
@@ -107,11 +108,11 @@ class News:
 class Shelf:
     """All sizes in bytes. Nothing here waits or talks; `news` says what there is to tell.
 
-    other_evictions: what else may be evicted, beside what lies here.
+    other_evictions: what else may be evicted, beside what lies here. life: of the actor that owns it.
     """
 
-    def __init__(self, budget: int) -> None:
-        self.ledger = Ledger(budget)
+    def __init__(self, budget: int, life: int = 0) -> None:
+        self.ledger = Ledger(budget, last=life << 32)
         self.news = News()
         self.states: dict[bytes, State] = {}
         self.spans: dict[SpanKey, Span] = {}
@@ -229,6 +230,33 @@ class Shelf:
         for holder in state.holders:
             self.news.evicted(holder, prefix)
 
+    def purge(self, prefixes: frozenset[bytes]) -> None:
+        """Drop the roots and states of these prefixes, held or not."""
+        for prefix in prefixes & self.roots.keys():
+            self.evict_root(prefix)
+        for prefix in prefixes & self.states.keys():
+            self.evict_state(prefix)
+
+    def forget_all(self) -> int:
+        """Drop every root and every state that is not pinned; return how many."""
+        roots, states = tuple(self.roots), [p for p, state in self.states.items() if not state.pins]
+        for prefix in roots:
+            self.evict_root(prefix)
+        for prefix in states:
+            if prefix in self.states:
+                self.evict_state(prefix)
+        return len(roots) + len(states)
+
+    def bytes_by_kind(self) -> dict[Kind, int]:
+        """Return the leased bytes by kind; a span that only roots hold counts as theirs (T3)."""
+        kinds = dict(self.ledger.by_kind)
+        for span in self.spans.values():
+            if all(holder.kind == "root" for holder in span.holders):
+                size = self.ledger.size(span.lease)
+                kinds["parked"] -= size
+                kinds["root"] += size
+        return kinds
+
     def sweep_span(self, key: SpanKey) -> None:
         """Drop a span that nobody holds."""
         span = self.spans[key]
@@ -289,24 +317,24 @@ class Shelf:
                 holder = next(iter(span.holders))
                 kept_for_slots[holder] = kept_for_slots.get(holder, 0) + self.ledger.size(span.lease)
         for holder, size in kept_for_slots.items():
-            yield Evictable(next(number), size, 0, 0, 0), lambda h=holder: self.let_go_spans(h)
+            yield Evictable(next(number), size, 0, 0, 0), partial(self.let_go_spans, holder)
         for prefix, state in self.states.items():
             if not state.pins:
                 size = self.ledger.size(state.lease)
                 unit = Evictable(next(number), size, state.saved, state.used, state.uses)
-                yield unit, lambda p=prefix: self.evict_state(p)
+                yield unit, partial(self.evict_state, prefix)
         for prefix, position in self.roots.items():
             size = self.exclusive_bytes(root_holder(prefix))
             if size:
                 unit = Evictable(next(number), size, position, self._root_used(prefix), 1)
-                yield unit, lambda p=prefix: self._evict_root(p)
+                yield unit, partial(self.evict_root, prefix)
         for unit, evict in self.other_evictions():
             yield replace(unit, entry=next(number)), evict
 
     def _root_used(self, prefix: bytes) -> int:
         return self.states[prefix].used if prefix in self.states else 0
 
-    def _evict_root(self, prefix: bytes) -> None:
+    def evict_root(self, prefix: bytes) -> None:
         self.news.evicted(root_holder(prefix), prefix)
         self.drop_root(prefix)
 

@@ -4,7 +4,7 @@ A look-up costs one probe a cut of the prompt, whatever is kept. What it finds i
 never by the longest common prefix. Slots, roots, parked conversations and disk records are all holders.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal, NamedTuple
