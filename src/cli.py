@@ -242,7 +242,8 @@ def _print_rows(heads: tuple[str, str, str], rows: Iterable[tuple[str, str, str]
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    scripts = {path.stem: path for path in sorted(BENCH.glob("*.py")) if not path.stem.startswith("_")}
+    files = sorted(BENCH.glob("*.py"))
+    scripts = {path.stem: path for path in files if "__main__" in path.read_text()}
     if not scripts:
         raise BadConfig("the benchmarks are not installed with the package; run this from a checkout")
     for name in arguments.names or scripts:

@@ -169,12 +169,16 @@ def test_python_m_regrow_is_regrow() -> None:
 def test_bench_runs_the_scripts_of_the_checkout_and_tells_when_one_fails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "good.py").write_text("import sys; print('ran', *sys.argv[1:])")
-    (tmp_path / "worse.py").write_text("raise SystemExit(3)")
+    (tmp_path / "good.py").write_text(
+        "import shared, sys; print('ran', *sys.argv[1:], __name__ == '__main__')"
+    )
+    (tmp_path / "worse.py").write_text("assert __name__ != '__main__'")
+    (tmp_path / "shared.py").write_text("")
     monkeypatch.setattr(cli, "BENCH", tmp_path)
     assert cli.main(["bench", "good", "--quick"]) == 0
-    assert "ran --quick" in capfd.readouterr().out
+    assert "ran --quick True" in capfd.readouterr().out
     assert cli.main(["bench"]) == 1
+    assert cli.main(["bench", "shared"]) == 2
 
 
 @pytest.mark.parametrize(

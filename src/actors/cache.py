@@ -1,7 +1,7 @@
 """CacheActor: owns every cached byte, in one ledger (B1). Others hold prefix hashes, and pin before use.
 
-What is kept lies on the `Shelf` and in the `Parking`; this actor answers at once, granted or refused, and tells
-the engine's directory and the holders what has changed after every message.
+What is kept lies on the `Shelf` and in the `Parking`; this actor answers at once, granted or refused, and
+tells the engine's directory and the holders what has changed after every message.
 """
 
 from collections.abc import Callable
@@ -35,8 +35,8 @@ from regrow.policy.directory import HolderId
 class CacheActor:
     """budget: bytes. bytes_per_token: what a cell of all layers weighs. now: the engine clock in seconds.
 
-    `tell(name, message)` reaches another actor. `life` counts this actor's restarts: a lease of an earlier life
-    is unknown, and never somebody else's.
+    `tell(name, message)` reaches another actor. `life` counts this actor's restarts: a lease of an earlier
+    life is unknown, and never somebody else's.
     """
 
     def __init__(
@@ -94,6 +94,9 @@ class CacheActor:
                 shelf.purge(prefixes)
             case Forget(root):
                 return self._forget(root)
+            case Down(name="engine"):
+                shelf.announce()
+                parking.announce()
             case Down(name, _):
                 shelf.forget_holder(HolderId("slot", int(name.removeprefix("slot-"))))
             case CacheStats():

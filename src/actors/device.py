@@ -12,20 +12,26 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
 from regrow.actors.messages import (
+    AlsoSnapshot,
     DeviceBroke,
     DeviceReport,
     DeviceStats,
     DeviceTicks,
+    EmptySlot,
     Mount,
     Mounted,
+    Parked,
+    SaveCells,
     SlotDigest,
     Start,
     Stop,
 )
 from regrow.actors.threads import Threads
 from regrow.errors import DeviceFailed
-from regrow.gpu.device_loop import Broken, Call, DeviceEvent, DeviceLoop, Halt, Reset
-from regrow.gpu.types import Runner, Snapshot
+from regrow.gpu.device_loop import Broken, Call, DeviceEvent, DeviceLoop, Empty, Halt, Reset, SnapshotAt
+from regrow.gpu.transfers import Fill, Save
+from regrow.gpu.types import HostCells, Runner
+from regrow.policy.directory import HolderId
 
 T = TypeVar("T")
 
@@ -57,7 +63,7 @@ class DeviceActor:
             case SaveCells(slot, name, ranges):
                 self._save(slot, name, ranges)
             case EmptySlot(slot):
-                self._call(lambda runner: runner.empty(slot))
+                self._loop.post(Empty(self._generation, slot))
             case AlsoSnapshot(slot, epoch, position):
                 self._loop.post(SnapshotAt(slot, epoch, position))
             case Start(job):
@@ -68,8 +74,9 @@ class DeviceActor:
                 return self._call(lambda runner: runner.digest(slot))
             case DeviceStats():
                 return DeviceReport(self._generation, self._loop.counters)
-            case DeviceBroke(error):
-                raise DeviceFailed(f"{type(error).__name__}: {error}") from error
+            case DeviceBroke(generation, error):
+                if generation == self._generation:  # else this life has reset the arenas since
+                    raise DeviceFailed(f"{type(error).__name__}: {error}") from error
             case _:
                 raise TypeError(f"the device does not know {type(message).__name__}")
         return None
@@ -146,7 +153,7 @@ class Outbox:
         slots: dict[int, list[DeviceEvent]] = {}
         for event in events:
             if isinstance(event, Broken):
-                self._tell_device(DeviceBroke(event.error))
+                self._tell_device(DeviceBroke(event.generation, event.error))
             else:
                 slots.setdefault(event.slot, []).append(event)
         for slot, ticks in slots.items():

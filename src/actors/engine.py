@@ -35,12 +35,13 @@ from regrow.actors.messages import (
     SlotStats,
     Submit,
 )
+from regrow.actors.mounting import SlotWiring
 from regrow.actors.prepare import Preparer
 from regrow.actors.root import RootActor
 from regrow.actors.run import Run
 from regrow.actors.runtime import Actor, ActorRef, MailboxStats, System
 from regrow.actors.served import Served, load_served
-from regrow.actors.slot import SlotActor, SlotWiring
+from regrow.actors.slot import SlotActor
 from regrow.actors.threads import DriverHandle, RealThreads, Threads
 from regrow.config import EngineSettings
 from regrow.errors import ActorDown, DeadlineExceeded, Draining, Overloaded
@@ -182,16 +183,18 @@ class Engine:
         self.slots = tuple(system.ref(name) for name in names)
         outbox = Outbox(self._threads, lambda slot, ticks: self.slots[slot].tell(ticks), self.device.tell)
         loop = DeviceLoop(served.runner, decode_share=settings.decode_share, now=now, deliver=outbox.deliver)
+        geometry = served.runner.geometry
         slot_wiring = SlotWiring(
             engine=self.engine,
             roots=self.roots,
             cache=self.cache,
             device=self.device,
-            geometry=served.runner.geometry,
+            geometry=geometry,
             detokenizer=served.tokenizer.detokenizer,
             now=now,
             exact=served.exact,
-            checkpoints=settings.checkpoints if settings.cache else 0,
+            checkpoints=settings.checkpoints,
+            caching=settings.cache,
             ask_deadline_s=settings.ask_deadline_s,
         )
         engine_wiring = EngineWiring(
@@ -203,6 +206,9 @@ class Engine:
             queue=settings.queue,
             event_buffer=settings.event_buffer,
             exact=served.exact,
+            hybrid=geometry.hybrid,
+            bytes_per_token=geometry.bytes_per_token,
+            chunk=settings.chunk,
         )
         restarts = {name: itertools.count() for name in [*names, "cache"]}
         generations = itertools.count()
@@ -218,19 +224,25 @@ class Engine:
 
         system.spawn(
             "device",
-            lambda: DeviceActor(loop, generations, self._threads, now),
+            lambda: DeviceActor(loop, generations, self._threads, now, self.cache.tell),
             mailbox=MAILBOX,
             watchers=(*names, "engine"),
         )
         spawn(
             "cache",
-            lambda: CacheActor(served.budget, next(restarts["cache"]), lambda to, m: system.ref(to).tell(m)),
-            names,
+            lambda: CacheActor(
+                served.budget,
+                geometry.bytes_per_token,
+                next(restarts["cache"]),
+                lambda to, message: system.ref(to).tell(message),
+                now,
+            ),
+            [*names, "roots", "engine"],
         )
-        spawn("roots", lambda: RootActor(kept, settings.root_min))
+        spawn("roots", lambda: RootActor(kept, settings.root_min, self.cache, now))
         for i, name in enumerate(names):
             spawn(name, functools.partial(self._slot, i, restarts[name], slot_wiring), ["engine", "cache"])
-        spawn("engine", lambda: EngineActor(engine_wiring, registry), names)
+        spawn("engine", lambda: EngineActor(engine_wiring, registry), [*names, "cache"])
         return self._threads.drive("device", loop)
 
     @staticmethod

@@ -1,15 +1,14 @@
 """Why not more of a prompt was reused, with the place where it first differs, as text (E1)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from regrow.actors.events import Divergence
-from regrow.actors.messages import Prepared, SessionChanged
+from regrow.actors.messages import Prepared
+from regrow.actors.placement import Placement
 from regrow.models.tokenizer import ChatTokenizer
 from regrow.policy.explain import Known, divergence_message, why
 from regrow.policy.keys import common_prefix
 from regrow.policy.request import Exactness
-from regrow.policy.resume import resume_point
 
 SNIPPET = 60  # characters on each side
 SNIPPET_TOKENS = 64  # enough for them, however short the tokens are
@@ -25,13 +24,13 @@ class Explainer:
     cache: bool
 
     def __call__(
-        self, prepared: Prepared, reused: int, sessions: Sequence[SessionChanged]
+        self, prepared: Prepared, reused: int, placement: Placement
     ) -> tuple[str | None, Divergence | None]:
         """Return the reason in one sentence, and the place where the prompt leaves the nearest known one.
 
         Both are None where what was reused lacks at most two chunks of what was known.
         """
-        holding = [s for s in sessions if len(s.keys)]
+        holding = [s for s in placement.sessions.values() if len(s.keys)]
         same = [s for s in holding if s.namespace == prepared.namespace]
         nearest = max(same, key=lambda s: common_prefix(prepared.keys, s.keys), default=None)
         shared = 0 if nearest is None else common_prefix(prepared.keys, nearest.keys)
@@ -40,7 +39,7 @@ class Explainer:
             elsewhere=len(same) < len(holding),
             shared=shared,
             pure=shared if nearest is None or self.exact == "off" else nearest.holder.pure_length,
-            usable=0 if nearest is None else self._usable(prepared, shared, nearest),
+            usable=0 if nearest is None else placement.usable(prepared, nearest),
             holder="" if nearest is None else f"slot {nearest.slot}",
         )
         cache = prepared.cache if self.cache else "off"
@@ -48,11 +47,6 @@ class Explainer:
         if reason is None or not shared or shared >= len(prepared.keys):
             return reason, None
         return reason, self._divergence(prepared, shared)
-
-    def _usable(self, prepared: Prepared, shared: int, nearest: SessionChanged) -> int:
-        holder = nearest.holder
-        live_end = holder.length if nearest.live and self.exact == "off" else None
-        return resume_point(prepared.plan, shared, holder.pure_length, holder.states, self.exact, live_end)
 
     def _divergence(self, prepared: Prepared, position: int) -> Divergence:
         keys = prepared.keys

@@ -1,7 +1,7 @@
 """The messages between the actors: frozen, typed, nouns or past facts.
 
-Asks go only Engine -> Slot -> Root -> Cache -> Device; upward there are only tells. A running state is named by
-the prefix hash at its position, a conversation and a root by a `HolderId`.
+Asks go only Engine -> Slot -> Root -> Cache -> Device; upward there are only tells. A running state is named
+by the prefix hash at its position, a conversation and a root by a `HolderId`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from regrow.gpu.types import Digest, HostCells, LogitsMask, Snapshot
 from regrow.policy.directory import Holder, HolderId
 from regrow.policy.keys import Keys, Namespace
 from regrow.policy.ledger import Kind
-from regrow.policy.place import Source
+from regrow.policy.place import Rates, Source
 from regrow.policy.plan import ReadPlan
 from regrow.policy.request import CacheUse, SamplingParams, StopRules
 
@@ -89,6 +89,7 @@ class EngineReport:
     running: int
     draining: bool
     totals: Totals
+    rates: Rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +99,8 @@ class EngineStats(Ask[EngineReport]):
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """To a slot: serve this request from its first `resume` keys, which `holder` has (the slot itself, another
-    slot, a parked conversation or a root; None where nothing is reused).
+    """To a slot: serve this request from its first `resume` keys, which `holder` has (the slot itself,
+    another slot, a parked conversation or a root; None where nothing is reused).
 
     wanted: the cuts that should get a checkpoint, learned ones included (P3, P4).
     """
@@ -157,6 +158,14 @@ class SessionChanged:
     keys: Keys
     live: bool
     reading: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """To a new life of the engine: what this slot serves now, with all that was admitted before."""
+
+    slot: int
+    request: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,8 +444,9 @@ class SlotDigest(Ask[Digest]):
 
 @dataclass(frozen=True, slots=True)
 class DeviceBroke:
-    """To the device actor itself: its loop met an error."""
+    """To the device actor itself: its loop met an error in this generation."""
 
+    generation: int
     error: Exception
 
 

@@ -12,7 +12,7 @@ from regrow.actors.parking import Loan
 from regrow.actors.runtime import ActorRef, Ask
 from regrow.actors.session import Session
 from regrow.errors import DeviceFailed, RegrowError
-from regrow.gpu.types import Geometry, HostCells, Snapshot
+from regrow.gpu.types import Geometry, HostCells
 from regrow.models.detokenize import Detokenizer
 from regrow.policy.directory import HolderId
 from regrow.policy.request import Exactness

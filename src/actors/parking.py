@@ -16,8 +16,8 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Parkable:
-    """What a slot wants to park: the directory's word of it, its keys, the (stop, prefix hash) of the spans it
-    should be cut into, ascending, and the prefixes with a state."""
+    """What a slot wants to park: the directory's word of it, its keys, the (stop, prefix hash) of the spans
+    it should be cut into, ascending, and the prefixes with a state."""
 
     holder: Holder
     namespace: Namespace
@@ -145,6 +145,12 @@ class Parking:
         for name, kept in list(self.conversations.items()):
             if any(prefix in prefixes for _, prefix in kept.holder.cuts):
                 self.drop(name)
+
+    def announce(self) -> None:
+        """Have every conversation told anew."""
+        for kept in self.conversations.values():
+            if kept.whole:
+                self._shelf.news.kept(kept.holder)
 
     def forget_all(self) -> int:
         """Drop every conversation that is not lent or on its way here; return how many."""

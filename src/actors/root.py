@@ -18,8 +18,8 @@ class _Root:
 class RootActor:
     """Keeps the last `limit` roots of at least `minimum` tokens, one per distinct system prompt.
 
-    The least recently made or used one leaves first. With a limit of 0 nothing is stored (T4). now: the engine
-    clock in seconds.
+    The least recently made or used one leaves first. With a limit of 0 nothing is stored (T4). now: the
+    engine clock in seconds.
     """
 
     def __init__(self, limit: int, minimum: int, cache: ActorRef, now: Callable[[], float]) -> None:

@@ -11,6 +11,7 @@ The runtime knows nothing of models.
 import asyncio
 import contextlib
 import functools
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -90,6 +91,11 @@ class _Cell:
     handled: int = 0
     most_waiting: int = 0
     busy_s: float = 0.0
+    unanswered: dict[asyncio.Future[object], None] = field(default_factory=dict)  # answered by a future later
+
+    @property
+    def waiting(self) -> int:
+        return self.receive.statistics().current_buffer_used
 
 
 class ActorRef:
@@ -100,8 +106,10 @@ class ActorRef:
         self._cells = cells
 
     def tell(self, message: object) -> None:
-        """Put a message into the mailbox. Raises Overloaded where it is full, ActorDown after the stop."""
-        self._put(_Envelope(message))
+        """Put a message into the mailbox; after the actor's stop it goes nowhere. Raises Overloaded where the
+        mailbox is full."""
+        with contextlib.suppress(ActorDown):
+            self._put(_Envelope(message))
 
     async def ask(self, message: Ask[R], deadline_s: float) -> R:
         """Put a message and wait for its answer.
@@ -120,14 +128,15 @@ class ActorRef:
             ) from None
 
     def _put(self, envelope: _Envelope) -> None:
+        """`Down` always finds room: the restart limit bounds how many there are."""
         cell = self._cells[self.name]
+        if cell.waiting >= cell.size and not isinstance(envelope.message, Down):
+            raise Overloaded(f"the mailbox of {self.name} holds {cell.size} messages and is full")
         try:
             cell.send.send_nowait(envelope)
-        except anyio.WouldBlock:
-            raise Overloaded(f"the mailbox of {self.name} holds {cell.size} messages and is full") from None
         except (anyio.ClosedResourceError, anyio.BrokenResourceError):
             raise ActorDown(f"{self.name} has stopped") from None
-        cell.most_waiting = max(cell.most_waiting, cell.receive.statistics().current_buffer_used)
+        cell.most_waiting = max(cell.most_waiting, cell.waiting)
 
 
 class System:
@@ -158,7 +167,7 @@ class System:
         """Start an actor with a mailbox of `mailbox` messages at most; `watchers` are told of a crash."""
         if name in self._cells:
             raise ValueError(f"there is an actor {name} already")
-        send, receive = anyio.create_memory_object_stream[_Envelope](mailbox)
+        send, receive = anyio.create_memory_object_stream[_Envelope](math.inf)
         cell = _Cell(name, factory, mailbox, watchers, send, receive)
         self._cells[name] = cell
         cell.task = self._loop.create_task(self._supervise(cell), name=name)
@@ -171,7 +180,7 @@ class System:
         return tuple(
             MailboxStats(
                 name=cell.name,
-                waiting=cell.receive.statistics().current_buffer_used,
+                waiting=cell.waiting,
                 most_waiting=cell.most_waiting,
                 handled=cell.handled,
                 restarts=cell.epoch,
@@ -200,11 +209,15 @@ class System:
             self.failed.cancel()
 
     async def _supervise(self, cell: _Cell) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         while True:
             try:
                 await self._live(cell)
                 return
-            except Exception as error:
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and task.cancelling():
+                    raise
                 log.error(
                     "actor crashed", actor=cell.name, epoch=cell.epoch, error=repr(error), exc_info=True
                 )
@@ -219,7 +232,7 @@ class System:
             with self._answering(cell, envelope):
                 result = await actor.handle(envelope.message)
                 if envelope.reply is not None:
-                    _answer(envelope.reply, result)
+                    _answer(cell, envelope.reply, result)
             cell.handled += 1
             cell.busy_s += self._loop.time() - begin
 
@@ -259,7 +272,10 @@ class System:
         return not self._stopping
 
     def _fail_waiting(self, cell: _Cell, reason: str) -> None:
-        """Empty a mailbox; whoever waits for an answer from it gets ActorDown."""
+        """Empty a mailbox; whoever waits for an answer from this life gets ActorDown."""
+        for reply in cell.unanswered:
+            if not reply.done():
+                reply.set_exception(ActorDown(reason))
         with contextlib.suppress(anyio.WouldBlock, anyio.EndOfStream, anyio.ClosedResourceError):
             while True:
                 envelope = cell.receive.receive_nowait()
@@ -267,9 +283,11 @@ class System:
                     envelope.reply.set_exception(ActorDown(reason))
 
 
-def _answer(reply: asyncio.Future[object], result: object) -> None:
+def _answer(cell: _Cell, reply: asyncio.Future[object], result: object) -> None:
     """Answer an ask now, or when the future that its actor returned is done."""
     if isinstance(result, asyncio.Future):
+        cell.unanswered[reply] = None
+        reply.add_done_callback(cell.unanswered.pop)
         result.add_done_callback(functools.partial(_pass_on, reply))
     elif not reply.done():
         reply.set_result(result)

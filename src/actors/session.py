@@ -45,9 +45,8 @@ class Session:
 
     def begins(self, prepared: Prepared, position: int) -> bool:
         """Say whether this session's cells are the first `position` keys of the prompt (S5)."""
-        return (
-            position == 0
-            or self.namespace == prepared.namespace
+        return position == 0 or (
+            self.namespace == prepared.namespace
             and position <= self.length
             and common_prefix(self.keys[:position], prepared.keys[:position]) == position
         )

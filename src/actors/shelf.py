@@ -1,9 +1,9 @@
 """The shelf: everything the cache holds, with its bytes in one ledger and its references (B1, B2, K, T).
 
 Two kinds of things lie on it. *States*: running states by the prefix hash at their position, one for each
-prefix however many hold it. *Spans*: cells [start, stop) in host memory, named by start and the prefix hash at
-stop, so that equal spans of two conversations are stored once (K4). Who needs a state or a span is its set of
-holders: a slot, a parked conversation (`parking.py`), a root. What nobody holds is gone at once.
+prefix however many hold it. *Spans*: cells [start, stop) in host memory, named by start and the prefix hash
+at stop, so that equal spans of two conversations are stored once (K4). Who needs a state or a span is its set
+of holders: a slot, a parked conversation (`parking.py`), a root. What nobody holds is gone at once.
 """
 
 import itertools
@@ -218,9 +218,7 @@ class Shelf:
         if prefix in self.roots and span is not None and span.cells is not None:
             span.holders.add(root_holder(prefix))
             cut = ((span.stop, prefix),)
-            self.news.kept(
-                Holder(root_holder(prefix), span.stop, cut, span.stop, span.stop, self.stamp())
-            )
+            self.news.kept(Holder(root_holder(prefix), span.stop, cut, span.stop, span.stop, self.stamp()))
 
     def evict_state(self, prefix: bytes) -> None:
         """Drop a state although it is held; its holders are told."""
@@ -279,6 +277,13 @@ class Shelf:
             return False
         return True
 
+    def announce(self) -> None:
+        """Have everything told anew, to an engine that knows nothing."""
+        for prefix in self.states:
+            self.news.state_added(prefix)
+        for prefix in self.roots:
+            self.hold_root_cells(prefix)
+
     def check_integrity(self) -> None:
         """Assert that every state and span is held, and no larger than its lease (B1)."""
         for state in self.states.values():
@@ -309,7 +314,8 @@ class Shelf:
         return sum(self.ledger.size(lease) for lease in free)
 
     def _evictions(self) -> Evictions:
-        """What may go, one unit at a time: spans that only a slot still holds, states, roots, and the rest."""
+        """What may go, one unit at a time: spans that only a slot still holds, states, roots, and the
+        rest."""
         number = itertools.count()
         kept_for_slots: dict[HolderId, int] = {}
         for span in self.spans.values():

@@ -25,6 +25,7 @@ from regrow.actors.messages import (
     ReserveStates,
     RootOffer,
     RootTouch,
+    Serving,
     SessionChanged,
     SlotDigest,
     SlotReport,
@@ -36,7 +37,7 @@ from regrow.actors.messages import (
 )
 from regrow.actors.mounting import SlotWiring, SourceGone, mount
 from regrow.actors.runtime import Down
-from regrow.actors.serving import Serving
+from regrow.actors.service import Service
 from regrow.actors.session import Session
 from regrow.errors import BadRequest, DeviceFailed, NonFiniteLogits, RegrowError, SlowConsumer
 from regrow.gpu.device_loop import Broken, ChunkRead, EndReason, Job, JobEnded, TokenDrawn
@@ -55,7 +56,8 @@ class SlotActor:
         self._w = wiring
         self._session = Session()
         self._version = self._epoch = life << 32
-        self._serving: Serving | None = None
+        self._serving: Service | None = None
+        self._generation = 0  # of the device when it mounted the session
 
     @property
     def session(self) -> Session:
@@ -88,8 +90,8 @@ class SlotActor:
                 return await self._digest()
             case Evicted(prefixes):
                 self._session.chain = self._session.chain.without(prefixes)
-            case Down(name, _, reason):
-                self._lost(name, reason)
+            case Down():
+                self._lost(message)
             case SlotStats():
                 return self._report()
             case _:
@@ -101,7 +103,7 @@ class SlotActor:
             self._w.engine.tell(Stale(self._slot, admit.request))
             return
         self._epoch += 1
-        serving = Serving.of(admit, self._epoch, self._w)
+        serving = Service.of(admit, self._epoch, self._w)
         try:
             mounted, copied = await mount(self._w, self._slot, self._session, admit)
         except SourceGone as gone:
@@ -124,7 +126,7 @@ class SlotActor:
         self._let_go(dropped)
         self._session.serve(position, admit.prepared, admit.wanted)
         serving.reused = serving.position = position
-        serving.mount_ms = mounted.ms
+        serving.mount_ms, self._generation = mounted.ms, mounted.generation
         self._w.engine.tell(MountEnded(self._slot, admit.request, admit.source, copied, mounted.ms))
         self._put(
             serving,
@@ -133,14 +135,14 @@ class SlotActor:
         self._put(serving, MountedEvent(self._w.now(), position, mounted.ms))
         self._touch_root(admit)
         await self._hold_states(serving)
-        self._start(serving, mounted.generation)
+        self._start(serving)
 
-    def _start(self, serving: Serving, generation: int) -> None:
+    def _start(self, serving: Service) -> None:
         prepared = serving.admit.prepared
         job = Job(
             slot=self._slot,
             epoch=serving.epoch,
-            generation=generation,
+            generation=self._generation,
             ids=prepared.keys,
             start=serving.reused,
             chunks=prepared.plan.chunks_from(serving.reused, self._w.exact),
@@ -158,8 +160,9 @@ class SlotActor:
         else:
             self._read_done(serving)
 
-    async def _hold_states(self, serving: Serving) -> None:
-        """Hold the wanted states that are there up to the resume point (S8), and get room for those beyond."""
+    async def _hold_states(self, serving: Service) -> None:
+        """Hold the wanted states that are there up to the resume point (S8), and get room for those
+        beyond."""
         admit = serving.admit
         if not self._w.geometry.hybrid or not self._w.caching:
             return
@@ -171,7 +174,7 @@ class SlotActor:
         await self._reserve(serving, sorted(set(below)), size=0)
         await self._reserve(serving, beyond, size=self._w.geometry.bytes_per_checkpoint)
 
-    async def _reserve(self, serving: Serving, positions: list[int], size: int) -> None:
+    async def _reserve(self, serving: Service, positions: list[int], size: int) -> None:
         """Ask for room for the states at `positions`; a state that is there already is held instead (P5)."""
         hashes = self._session.hashes
         wanted = tuple((hashes[p], size) for p in positions)
@@ -207,9 +210,7 @@ class SlotActor:
             case _:
                 assert_never(event)
 
-    def _chunk_read(
-        self, serving: Serving, position: int, seconds: float, snapshot: Snapshot | None
-    ) -> None:
+    def _chunk_read(self, serving: Service, position: int, seconds: float, snapshot: Snapshot | None) -> None:
         session, prepared = self._session, serving.admit.prepared
         if session.pure == serving.position:
             session.pure = position
@@ -229,7 +230,7 @@ class SlotActor:
         else:
             self._tell_session()
 
-    def _keep(self, serving: Serving, position: int, snapshot: Snapshot | None) -> None:
+    def _keep(self, serving: Service, position: int, snapshot: Snapshot | None) -> None:
         """Keep the state that was taken at `position`, or the one that was there already."""
         lease = serving.leases.pop(position, None)
         if position in serving.there:
@@ -241,14 +242,14 @@ class SlotActor:
             self._w.cache.tell(KeepState(lease, self._session.hashes[position], snapshot, saved))
             self._add_to_chain(serving, position)
 
-    def _add_to_chain(self, serving: Serving, position: int) -> None:
+    def _add_to_chain(self, serving: Service, position: int) -> None:
         """Put a checkpoint into the chain; beyond the limit the least recently used one goes (P5)."""
         protected = {*serving.admit.prepared.protected, position}
         chain = self._session.chain.added(position, self._session.hashes[position], protected=True)
         dropped, self._session.chain = chain.protecting(protected).limited(self._w.checkpoints)
         self._let_go(dropped)
 
-    def _read_done(self, serving: Serving) -> None:
+    def _read_done(self, serving: Service) -> None:
         now = self._w.now()
         serving.read_ms = (now - serving.read_began) * 1e3
         if serving.phase == "reading":
@@ -256,7 +257,7 @@ class SlotActor:
         self._put(serving, ReadDone(now, serving.reused, serving.position - serving.reused, serving.read_ms))
         self._tell_session()
 
-    def _token(self, serving: Serving, token: int) -> None:
+    def _token(self, serving: Service, token: int) -> None:
         serving.answer.append(token)
         if serving.phase == "stopping":
             return  # drawn before the device saw the stop; its cell is true, its text is dropped
@@ -265,7 +266,7 @@ class SlotActor:
         if stopped:
             self._halt(serving, "stop", None)
 
-    async def _job_ended(self, serving: Serving, ended: JobEnded) -> None:
+    async def _job_ended(self, serving: Service, ended: JobEnded) -> None:
         if ended.reason == "failed":
             self._fail(serving, DeviceFailed("a step on the device failed; the device is restarted"))
             return
@@ -276,15 +277,14 @@ class SlotActor:
         keys = serving.admit.prepared.keys
         in_prompt = min(ended.length, len(keys))
         self._session.extend(keys, in_prompt, serving.answer[: ended.length - in_prompt])
-        if ended.snapshot is not None and ended.length in self._session.hashes:
-            if self._w.caching and serving.admit.prepared.cache == "on":
-                size = self._w.geometry.bytes_per_checkpoint
-                await self._reserve(serving, [ended.length], size)
-                self._keep(serving, ended.length, ended.snapshot)
+        keeps = self._w.caching and serving.admit.prepared.cache == "on"
+        if keeps and ended.snapshot is not None and ended.length in self._session.hashes:
+            await self._reserve(serving, [ended.length], self._w.geometry.bytes_per_checkpoint)
+            self._keep(serving, ended.length, ended.snapshot)
         serving.finish(ended.reason)
         self._end(serving)
 
-    def _halt(self, serving: Serving, reason: EndReason | str, error: RegrowError | None) -> None:
+    def _halt(self, serving: Service, reason: EndReason | str, error: RegrowError | None) -> None:
         """End the job at the next chunk or step, once."""
         if serving.phase == "stopping":
             return
@@ -293,7 +293,7 @@ class SlotActor:
         serving.error = error
         self._w.device.tell(Stop(self._slot, serving.epoch))
 
-    def _fail(self, serving: Serving, error: RegrowError) -> None:
+    def _fail(self, serving: Service, error: RegrowError) -> None:
         """End the request and empty the session: what the slot holds is in doubt."""
         serving.error = error
         self._let_go((), tuple(serving.leases.values()))
@@ -301,7 +301,7 @@ class SlotActor:
         self._empty()
         self._end(serving)
 
-    def _end(self, serving: Serving) -> None:
+    def _end(self, serving: Service) -> None:
         """Tell the engine, then the client, that the request is over."""
         self._let_go((), tuple(serving.leases.values()))
         self._let_go(tuple(self._session.hashes[p] for p in serving.there if p > serving.position))
@@ -320,21 +320,26 @@ class SlotActor:
         )
         serving.close(self._slot, self._w)
 
-    def _lost(self, name: str, reason: str) -> None:
-        """Another actor has crashed: without the device nothing in the slot is true, without the cache no
-        checkpoint is; a new engine must hear what is here."""
-        if name == self._w.device.name:
+    def _lost(self, down: Down) -> None:
+        """Another actor has crashed: without the device nothing that it mounted is true, without the cache no
+        checkpoint is, and a new engine has to be told what is here."""
+        if down.name == self._w.device.name:
+            if down.epoch < self._generation:
+                return  # what is here was mounted by a later life
             if self._serving is not None:
-                self._fail(self._serving, DeviceFailed(f"the device was restarted: {reason}"))
+                self._fail(self._serving, DeviceFailed(f"the device was restarted: {down.reason}"))
                 return
             self._empty()
-        elif name == self._w.cache.name:
+        elif down.name == self._w.cache.name:
             kept, self._session.chain = self._session.chain.cut_back(0)
             leases = tuple(self._serving.leases.values()) if self._serving is not None else ()
             self._let_go(kept, leases)  # what the next life has granted meanwhile included
             if self._serving is not None:
                 self._serving.leases.clear()
                 self._serving.there.clear()
+        elif down.name == self._w.engine.name:
+            served = self._serving.admit.request if self._serving is not None else None
+            self._w.engine.tell(Serving(self._slot, served))
         self._tell_session()
 
     def _empty(self, *, tell_device: bool = True) -> None:
@@ -350,7 +355,7 @@ class SlotActor:
             raise BadRequest(f"slot {self._slot} is busy; its digest is taken when it is idle")
         return await self._w.device.ask(SlotDigest(self._slot), self._w.ask_deadline_s)
 
-    def _put(self, serving: Serving, event: MountedEvent | Placed | ReadDone | ReadProgress | Token) -> None:
+    def _put(self, serving: Service, event: MountedEvent | Placed | ReadDone | ReadProgress | Token) -> None:
         if not serving.admit.run.put(event):
             error = SlowConsumer("the reader of this answer fell behind; its events were no longer kept")
             self._halt(serving, "cancelled", error)

@@ -51,7 +51,7 @@ class Chat:
     ) -> None:
         self.messages: list[dict[str, str]] = []
         self.model = ""
-        self._url = url.rstrip("/").removesuffix("/v1")
+        self._url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
         self._console = console
         self._clock = clock
         self.restart(system)

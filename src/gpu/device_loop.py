@@ -15,8 +15,8 @@ from typing import Literal
 import torch
 
 from regrow.errors import DeviceFailed
-from regrow.gpu.types import Chunk, LogitsMask, Row, Runner, Snapshot
 from regrow.gpu.transfers import Fill, Save, Transfers
+from regrow.gpu.types import Chunk, LogitsMask, Row, Runner, Snapshot
 from regrow.policy.keys import Keys
 from regrow.policy.request import SamplingParams, StopRules
 from regrow.policy.schedule import PendingRead, ScheduleState, after_chunk, after_step, next_work
@@ -65,6 +65,14 @@ class SnapshotAt:
 
 
 @dataclass(frozen=True, slots=True)
+class Empty:
+    """Forget what `slot` holds; what is being copied from it is finished first."""
+
+    generation: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
 class Reset:
     """Start again with fresh arenas as `generation`."""
 
@@ -101,12 +109,14 @@ class TokenDrawn:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The job is over and the slot holds `length` tokens."""
+    """The job is over and the slot holds `length` tokens. snapshot: the running state there, where the job
+    was halted between two chunks."""
 
     slot: int
     epoch: int
     reason: EndReason
     length: int
+    snapshot: Snapshot | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +140,7 @@ class DeviceCounters:
 
 
 DeviceEvent = ChunkRead | TokenDrawn | JobEnded | Broken
-Command = Job | Halt | Reset | Call | Fill | Save | SnapshotAt
+Command = Job | Halt | Reset | Call | Fill | Save | SnapshotAt | Empty
 
 
 @dataclass(slots=True)
@@ -207,10 +217,13 @@ class DeviceLoop:
                 worked = self._work() or worked
         except Exception as error:  # noqa: BLE001  whatever a step raises, the arenas are in doubt
             self._break(error)
+        self._tell()
+        return worked
+
+    def _tell(self) -> None:
         if self._events:
             events, self._events = self._events, []
             self._deliver(events)
-        return worked
 
     def _command(self, command: Command) -> None:
         match command:
@@ -221,11 +234,16 @@ class DeviceLoop:
                 if active is not None and epoch in (None, active.job.epoch):
                     self._end(active, "halted")
             case Reset(generation):
-                self.runner.reset()
+                self._give_up()
                 self._generation = generation
+                self.runner.reset()
                 self._broken = False
             case Call():
                 self._call(command)
+            case Empty(generation, slot):
+                if generation == self._generation and not self._broken and slot not in self._active:
+                    self._transfers.settle(slot)
+                    self.runner.empty(slot)
             case SnapshotAt(slot, epoch, position):
                 active = self._active.get(slot)
                 if active is not None and active.job.epoch == epoch:
@@ -246,9 +264,10 @@ class DeviceLoop:
             result = call.function(self.runner)
         except ValueError as error:  # the call was refused before it touched a tensor
             call.done(DeviceFailed(str(error)))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  whatever it raises, the arenas are in doubt
+            self._break(error)
+            self._tell()  # first: who gets the answer and asks again is to find the device restarted
             call.done(DeviceFailed(f"{type(error).__name__}: {error}"))
-            raise
         else:
             call.done(result)
 
@@ -391,14 +410,21 @@ class DeviceLoop:
         if active.row is not None:
             self.runner.leave(job.slot)
         del self._active[job.slot]
-        self._events.append(JobEnded(job.slot, job.epoch, reason, self.runner.length(job.slot)))
+        length = self.runner.length(job.slot)
+        between = reason == "halted" and active.row is None and length > job.start
+        kept = self.runner.snapshot(job.slot) if between and self.runner.geometry.hybrid else None
+        self._events.append(JobEnded(job.slot, job.epoch, reason, length, kept))
 
     def _break(self, error: Exception) -> None:
-        """Give up every job; work is refused until `Reset`."""
+        """Refuse work until `Reset`."""
+        self._give_up()
+        self._transfers.fail(DeviceFailed(f"the device failed: {error}"))
+        self._broken = True
+        self._events.append(Broken(self._generation, error))
+
+    def _give_up(self) -> None:
+        """End every job as failed."""
         for active in self._active.values():
             self._events.append(JobEnded(active.job.slot, active.job.epoch, "failed", 0))
         self._active.clear()
-        self._transfers.fail(DeviceFailed(f"the device failed: {error}"))
         self._schedule = ScheduleState()
-        self._broken = True
-        self._events.append(Broken(self._generation, error))

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from regrow.gpu.arena import Arenas
-from regrow.gpu.copies import PieceCopy
 from regrow.gpu.call import Decoding, Reading
+from regrow.gpu.copies import PieceCopy
 from regrow.gpu.digest import digest_slot
 from regrow.gpu.forward import SlotModel
 from regrow.gpu.probe import probe

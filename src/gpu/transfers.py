@@ -1,8 +1,8 @@
 """Copies on their way, and the order they must keep with what writes to the slots they touch.
 
 A fill makes a slot hold a prefix from another slot or from host memory, then restores the running state; a
-save copies cells to host memory. What reads from a slot is finished before anything writes below it: the order
-is kept here, on the device thread, whatever the actors do.
+save copies cells to host memory. What reads from a slot is finished before anything writes below it: the
+order is kept here, on the device thread, whatever the actors do.
 """
 
 from collections.abc import Callable, Sequence

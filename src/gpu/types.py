@@ -156,8 +156,8 @@ class Digest:
 
 @dataclass(frozen=True, slots=True)
 class HostCells:
-    """A copy in host memory of the cells [start, stop) of some slot: one tensor [heads, stop - start, dim] for
-    each `CellSpec`, in the order of the geometry. Owned memory, never written after it was filled."""
+    """A copy in host memory of the cells [start, stop) of some slot: one tensor [heads, stop - start, dim]
+    for each `CellSpec`, in the order of the geometry. Owned memory, never written after it was filled."""
 
     start: int
     stop: int

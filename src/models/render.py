@@ -9,10 +9,11 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from regrow.errors import BadConfig, BadRequest
+from regrow.errors import BadConfig, BadRequest, ModelRefused
 from regrow.models.template import Message
 
 _WORD = "quokka"
@@ -22,7 +23,8 @@ _QUESTION: Message = {"role": "user", "content": "?"}
 class Renderer:
     """Renders with the tokenizer's template, or with `override`: a template's text, or the path of its file.
 
-    Raises BadConfig where the override is neither.
+    Raises BadConfig where the override is neither or has a syntax error, ModelRefused where the tokenizer's
+    own template has one.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, override: str | None = None) -> None:
@@ -32,6 +34,7 @@ class Renderer:
         self._objects = True
         if not self.has_template:
             return
+        self._check_syntax()
         self._lists = not self._shows({"role": "user", "content": _WORD}) and self._shows(
             {"role": "user", "content": [{"type": "text", "text": _WORD}]}
         )
@@ -70,6 +73,17 @@ class Renderer:
             cause = f"the chat template does not accept the messages: {error}"
             raise BadRequest(cause, "messages") from error
         return str(texts[0])
+
+    def _check_syntax(self) -> None:
+        try:
+            self._render([_QUESTION], None, {})
+        except BadRequest as error:
+            if isinstance(error.__cause__, TemplateSyntaxError):
+                if self._override is not None:
+                    raise BadConfig(f"--chat-template has a syntax error: {error.__cause__}") from error
+                raise ModelRefused(
+                    f"the chat template has a syntax error: {error.__cause__}; give one with --chat-template"
+                ) from error
 
     def _shaped(self, message: Mapping[str, object]) -> Message:
         shaped = dict(message)

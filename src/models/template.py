@@ -10,7 +10,7 @@ what does not is left out, and said so.
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product, takewhile
+from itertools import dropwhile, pairwise, product, takewhile
 
 from regrow.policy.keys import as_keys
 from regrow.policy.plan import ASSISTANT, MessageMarks, message_ends
@@ -53,9 +53,11 @@ class LearnedMarks:
 class Trial:
     """A rendered conversation; word i is in the tokens [first[i], after[i]).
 
-    generate: with the prompt for an answer at the end. spelled: the ids whose text has a letter.
+    conversation: the roles it was made of. generate: with the prompt for an answer at the end. spelled: the
+    ids whose text has a letter.
     """
 
+    conversation: tuple[str, ...]
     roles: tuple[str, ...]
     generate: bool
     ids: Tokens
@@ -76,24 +78,24 @@ class Trial:
         return len(self.roles) - 1
 
 
-def learn_marks(
-    render: Render, tokenise: Tokenise, own_tokens: frozenset[int], start: int | None
-) -> LearnedMarks:
+def learn_marks(render: Render, tokenise: Tokenise, own_tokens: frozenset[int]) -> LearnedMarks:
     """Learn the marks of a template.
 
     render(messages, generate) gives the text or raises ValueError where the template refuses. tokenise(text)
     gives ids and character spans. own_tokens: ids that never come from merging text (special and added ones).
-    start: the id that opens every text, if there is one.
     """
     rendered = (_trial(*trial, render, tokenise) for trial in product(_CONVERSATIONS, _EDGES, (False, True)))
     trials = [trial for trial in rendered if trial is not None]
-    lesson = _Lesson(trials, own_tokens, own_tokens.union(*(trial.spelled for trial in trials)), start)
-    closing = {role: lesson.closing(role) for role in (USER, ASSISTANT, TOOL, SYSTEM)}
-    begin = lesson.begins(closing)
-    if not closing[SYSTEM]:
-        closing[SYSTEM] = lesson.before(SYSTEM, USER, begin.get(USER, ()))
-    end = {role: lesson.end(role, closing[role]) for role in (SYSTEM, USER, TOOL)}
-    marks = MessageMarks(begin, {role: pattern for role, pattern in end.items() if lesson.tells(pattern)})
+    lesson = _Lesson(trials, own_tokens, own_tokens.union(*(trial.spelled for trial in trials)))
+    closing = {role: lesson.closing(role) for role in (SYSTEM, USER, ASSISTANT, TOOL)}
+    end = {role: lesson.end(role, closing[role]) for role in closing}
+    begin = lesson.begins(closing, end)
+    before_user = lesson.before(SYSTEM, USER, begin.get(USER, ()))
+    end[SYSTEM] = end[SYSTEM] or lesson.end(SYSTEM, before_user)
+    for role, following in ((SYSTEM, USER), (USER, ASSISTANT), (TOOL, ASSISTANT)):
+        end[role] = end[role] or lesson.end(role, begin.get(following, ()))
+    told = {role: end[role] for role in (SYSTEM, USER, TOOL) if lesson.tells(end[role])}
+    marks = MessageMarks(begin, told)
     marks = _verified(marks, trials, lesson.tells)
     notes = [_note(role, marks, trials) for role in (SYSTEM, USER, TOOL)]
     return LearnedMarks(marks, "; ".join(note for note in notes if note))
@@ -103,7 +105,7 @@ def _trial(
     roles: tuple[str, ...], edge: str, generate: bool, render: Render, tokenise: Tokenise
 ) -> Trial | None:
     """Render one conversation; None where the template refuses it or does not show every word in order."""
-    if generate and roles[-1] == ASSISTANT:
+    if generate and roles[-1] in (SYSTEM, ASSISTANT):
         return None
     words = _WORDS[: len(roles)]
     try:
@@ -122,7 +124,7 @@ def _trial(
         at = stop
     plain = tuple(ASSISTANT if role == _CALL else role for role in roles)
     spelled = frozenset(i for i, (a, b) in zip(ids, spans, strict=True) if any(map(str.isalpha, text[a:b])))
-    return Trial(plain, generate, tuple(ids), tuple(first), tuple(after), spelled)
+    return Trial(roles, plain, generate, tuple(ids), tuple(first), tuple(after), spelled)
 
 
 def _message(role: str, word: str, edge: str) -> Message:
@@ -144,35 +146,58 @@ class _Lesson:
     trials: Sequence[Trial]
     own: frozenset[int]
     telling: frozenset[int]
-    start: int | None
 
     def closing(self, role: str) -> Tokens:
         """What follows a content of `role` at the very end of a text, whatever the content ends with."""
         tails = [t.gap(t.last) for t in self.trials if t.roles[-1] == role and not t.generate]
         return _common_end(tails)
 
-    def begins(self, closing: Mapping[str, Tokens]) -> dict[str, Tokens]:
-        """What follows the closing of the message before, whatever the content begins with."""
-        begin: dict[str, Tokens] = {}
-        seen: dict[str, list[Tokens]] = defaultdict(list)
+    def begins(self, closing: Mapping[str, Tokens], end: Mapping[str, Tokens]) -> dict[str, Tokens]:
+        """What follows the end of the message before, whatever the content begins with."""
+        seen: dict[str, dict[object, list[Tokens]]] = defaultdict(lambda: defaultdict(list))
         for trial in self.trials:
-            for i, role in enumerate(trial.roles[1:]):
-                _, found, rest = _partition(trial.gap(i), closing[trial.roles[i]])
-                if found:
-                    seen[role].append(rest)
+            for i, (before, role) in enumerate(pairwise(trial.roles)):
+                rest = self._beginning(
+                    trial.gap(i), (closing if role == before else end)[before], role == before
+                )
+                if rest:
+                    seen[role][trial.conversation, i].append(rest)
+        begin: dict[str, Tokens] = {}
         for role in (USER, ASSISTANT, TOOL, SYSTEM):
-            others = [rest for other, rests in seen.items() if other != role for rest in rests]
-            mark = _common_start(seen[role]) if seen[role] else self._opening(role, others)
+            rests = [_common_start(rests) for rests in seen[role].values()]
+            others = [r for other in seen.keys() - {role} for rests in seen[other].values() for r in rests]
+            heads = [trial.gap(-1) for trial in self.trials if trial.roles[0] == role]
+            mark = _common_start(rests) or _common_end(rests) or self._opening(heads, others, begin)
+            while mark and any(_find(head, mark) < 0 for head in heads):
+                mark = mark[1:]  # its first characters merge with what is before
             mark = self._shortest(mark, others)
             if self.tells(mark) and mark not in begin.values():
                 begin[role] = mark
         return begin
 
-    def _opening(self, role: str, others: Sequence[Tokens]) -> Tokens:
-        """What precedes the content of a role that only opens conversations, if it tells it from others."""
-        mark = _common_start([t.gap(-1) for t in self.trials if t.roles[0] == role])
-        if mark[:1] == (self.start,) and not any(other[:1] == mark[:1] for other in others):
-            mark = mark[1:]
+    def _beginning(self, gap: Tokens, end: Tokens, same: bool) -> Tokens:
+        """The part of a gap after the end of the message before.
+
+        Where that has no known end, everything from the first own token on; but not between messages of the
+        same role, which may share one frame.
+        """
+        if end:
+            at = _find(gap, end)
+            return gap[at + len(end) :] if at >= 0 else ()
+        return () if same else tuple(dropwhile(lambda token: token not in self.own, gap))
+
+    def _opening(
+        self, heads: Sequence[Tokens], others: Sequence[Tokens], begin: Mapping[str, Tokens]
+    ) -> Tokens:
+        """What precedes the content of a role that only opens conversations, if it tells it from others.
+
+        What precedes a user message there too (a start token) is not part of it.
+        """
+        mark = _common_start(heads)
+        user_head = next((trial.gap(-1) for trial in self.trials if trial.roles[0] == USER), ())
+        lead = user_head[: max(_find(user_head, begin.get(USER, ())), 0)]
+        if mark[: len(lead)] == lead != mark:
+            mark = mark[len(lead) :]
         return () if any(other[: len(mark)] == mark for other in others) else mark
 
     def _shortest(self, mark: Tokens, others: Sequence[Tokens]) -> Tokens:
@@ -187,10 +212,9 @@ class _Lesson:
         """What closes a message of `role` that can only be seen before one of `following`."""
         heads = []
         for trial in self.trials:
-            for i, pair in enumerate(zip(trial.roles, trial.roles[1:], strict=False)):
+            for i, pair in enumerate(pairwise(trial.roles)):
                 if pair == (role, following):
-                    head, found, _ = _partition(trial.gap(i), begin)
-                    heads.append(head if found else ())
+                    heads.append(trial.gap(i)[: max(_find(trial.gap(i), begin), 0)])
         return _common_end(heads)
 
     def end(self, role: str, closing: Tokens) -> Tokens:
@@ -204,7 +228,7 @@ class _Lesson:
             for i, own in enumerate(trial.roles)
             if own == role and (trial.generate or i < trial.last) and trial.roles[i + 1 : i + 2] != (role,)
         ]
-        while closing and not all(_partition(gap, closing)[1] for gap in following):
+        while closing and any(_find(gap, closing) < 0 for gap in following):
             closing = closing[:-1]
         return closing if following else ()
 
@@ -214,7 +238,7 @@ class _Lesson:
 
 
 def _verified(marks: MessageMarks, trials: Sequence[Trial], tells: Callable[[Tokens], bool]) -> MessageMarks:
-    """Leave out the ends that are missed, found twice, or found where no such message ends.
+    """Leave out the ends that are missed, or found where the assistant's message ends.
 
     Before that a shorter begin mark is tried: in some contexts its last tokens merge with the content.
     """
@@ -238,12 +262,14 @@ def _wrong(marks: MessageMarks, trial: Trial) -> Iterable[str]:
         inside = [end for end in found if trial.after[i] < end.position <= trial.stop(i)]
         if pattern := marks.end.get(role):
             frame_goes_on = trial.roles[i + 1 : i + 2] == (role,)
-            nothing_follows = i == trial.last and trial.ids[-len(pattern) :] == pattern  # then it is no cut
+            nothing_follows = i == trial.last and (
+                not trial.generate or trial.ids[-len(pattern) :] == pattern
+            )
             if not inside and not frame_goes_on and not nothing_follows:
                 yield role
             if role in marks.begin and any(end.role != role for end in inside):
                 yield role
-        for end in inside[0 if role == ASSISTANT else 1 :]:
+        for end in inside if role == ASSISTANT else ():
             yield from (r for r, p in marks.end.items() if trial.ids[: end.position][-len(p) :] == p)
 
 
@@ -264,10 +290,7 @@ def _common_end(sequences: Sequence[Tokens]) -> Tokens:
     return _common_start([tokens[::-1] for tokens in sequences])[::-1]
 
 
-def _partition(tokens: Tokens, pattern: Tokens) -> tuple[Tokens, bool, Tokens]:
-    """Split at the first place of `pattern`, as str.partition does; an empty pattern is nowhere."""
+def _find(tokens: Tokens, pattern: Tokens) -> int:
+    """Return the first place of `pattern`, or -1."""
     n = len(pattern)
-    for i in range(len(tokens) - n + 1 if n else 0):
-        if tokens[i : i + n] == pattern:
-            return tokens[:i], True, tokens[i + n :]
-    return tokens, False, ()
+    return next((i for i in range(len(tokens) - n + 1) if tokens[i : i + n] == pattern), -1)

@@ -38,7 +38,7 @@ class ChatTokenizer:
         own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.eos_ids = frozenset([*own, *eos_ids])
         self.vocab_size: int = len(tokenizer)
-        self._learned = self._learn(tokenizer.bos_token_id)
+        self._learned = self._learn()
 
     @property
     def has_template(self) -> bool:
@@ -86,7 +86,7 @@ class ChatTokenizer:
         """Return a fresh incremental detokeniser for one answer."""
         return Detokenizer(self._spelling)
 
-    def _learn(self, start: int | None) -> LearnedMarks:
+    def _learn(self) -> LearnedMarks:
         if not self.has_template:
             return LearnedMarks(MessageMarks(), "the model has no chat template")
 
@@ -101,4 +101,4 @@ class ChatTokenizer:
             return encoding.ids, encoding.offsets
 
         own = frozenset(self._backend.get_added_tokens_decoder())
-        return learn_marks(render, tokenise, own, start)
+        return learn_marks(render, tokenise, own)

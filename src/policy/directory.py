@@ -25,9 +25,9 @@ class HolderId(NamedTuple):
 class Holder:
     """What is known of one holder.
 
-    length: keys it holds. cuts: (position, prefix hash with namespace) of its plan, ascending, up to `length`.
-    pure_length: keys below it were read, never decoded (R5). last_start: its last assistant start. used: a
-    stamp, later is larger. busy: a request is using it. version: which state of the holder this is.
+    length: keys it holds. cuts: (position, prefix hash with namespace) of its plan, ascending, up to
+    `length`. pure_length: keys below it were read, never decoded (R5). last_start: its last assistant start.
+    used: a stamp, later is larger. busy: a request is using it. version: which state of the holder this is.
     """
 
     id: HolderId
@@ -45,8 +45,8 @@ class Match:
     """A holder that shares a prefix with the prompt.
 
     position: its deepest usable cut, or 0. known: its deepest shared cut, usable or not. shared: another
-    conversation is known that holds the same keys up to `position`; a root is not a conversation. deepest: the
-    deepest cut at which the holder can be resumed at all.
+    conversation is known that holds the same keys up to `position`; a root is not a conversation. deepest:
+    the deepest cut at which the holder can be resumed at all.
     """
 
     holder: Holder
@@ -91,6 +91,12 @@ class Directory:
                 del kinds[holder.kind]
             if not kinds:
                 del self._index[key]
+
+    def forget_kept(self) -> None:
+        """Forget every state, and every holder but the slots."""
+        self._states.clear()
+        for holder in [h for h in self._holders if h.kind != "slot"]:
+            self.remove(holder)
 
     def states_changed(self, added: Iterable[bytes], removed: Iterable[bytes]) -> None:
         """Note for which prefixes the cache has a running state now."""

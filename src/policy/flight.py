@@ -18,9 +18,9 @@ def awaited(
 ) -> tuple[Reading, int] | None:
     """Return the reader to wait for, and the cut to wait for, or None where reading at once is no slower.
 
-    cuts: (position, prefix hash) of the waiting prompt's plan, ascending. have: what it could resume from now.
-    A reader is worth waiting for while it is at or past `have` and will still come to a deeper cut that both
-    prompts share: what remains of its way there is never longer than the whole way.
+    cuts: (position, prefix hash) of the waiting prompt's plan, ascending. have: what it could resume from
+    now. A reader is worth waiting for while it is at or past `have` and will still come to a deeper cut that
+    both prompts share: what remains of its way there is never longer than the whole way.
     """
     best: tuple[Reading, int] | None = None
     for reader in readers:

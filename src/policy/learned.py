@@ -6,7 +6,8 @@ LIMIT = 1024
 
 
 class BranchPoints:
-    """The prefix hashes at which prompts branched; the least recently learned or met one is forgotten first."""
+    """The prefix hashes at which prompts branched; the least recently learned or met one is forgotten
+    first."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._limit = limit

@@ -132,6 +132,4 @@ def _forks(target: Holder, matches: Sequence[Match], bytes_per_token: int) -> It
             yield _in_place(match)
         else:
             kind = match.holder.id.kind
-            yield Candidate(
-                number, kind, match.position, match.holder.id, match.position * bytes_per_token
-            )
+            yield Candidate(number, kind, match.position, match.holder.id, match.position * bytes_per_token)

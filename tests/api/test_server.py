@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import socket
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -96,6 +97,33 @@ async def test_a_signal_ends_the_loading(engine: StubEngine) -> None:
     await life.url()
     signal.raise_signal(signal.SIGINT)
     await server
+
+
+ENDLESS_DRAIN = """
+import asyncio, contextlib
+from regrow.api.server import serve
+from regrow.config import ServerSettings
+from tests.api.stub import StubEngine
+
+@contextlib.asynccontextmanager
+async def opening():
+    engine = StubEngine()
+    engine.drain_gate.clear()
+    yield engine
+
+asyncio.run(serve(ServerSettings(port=0), opening(), lambda text: print(text.split()[0], flush=True)))
+"""
+
+
+async def test_a_second_signal_ends_a_drain_that_takes_too_long() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", ENDLESS_DRAIN), stdout=asyncio.subprocess.PIPE
+    )
+    assert [await process.stdout.readline() for _ in range(2)] == [b"Loading\n", b"Serving\n"]
+    process.send_signal(signal.SIGINT)
+    assert await process.stdout.readline() == b"Stopping:\n"
+    process.send_signal(signal.SIGINT)
+    assert await process.wait() == 130
 
 
 async def test_a_model_that_is_refused_ends_the_server_with_the_reason(engine: StubEngine) -> None:

@@ -44,7 +44,7 @@ async def test_the_conversation_grows_by_the_question_and_the_answer(
     start: Start, engine: StubEngine
 ) -> None:
     served = await start(engine)
-    talk, _ = chat_at(served.url + "/v1/", system="Be brief.")
+    talk, _ = chat_at(served.url.removeprefix("http://") + "/v1/", system="Be brief.")
     await talk.connect()
     await talk.say("Hello")
     await talk.say("More")

@@ -50,6 +50,8 @@ class Unhandled(WorldError):
 class NumberedTask(asyncio.Task[Any]):
     """A task that hashes by its number in the world."""
 
+    _log_traceback: bool  # of the base class: it has raised, and nobody has asked for it
+
     def __init__(
         self, number: int, coro: Coroutine[Any, Any, Any], loop: "VirtualLoop", **named: Any
     ) -> None:
@@ -77,7 +79,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._running: BatonThread | None = None
         self._arrived: dict[str, deque[asyncio.Handle]] = {}
         self._order = random.Random(f"order {seed}") if shuffle else None
-        self._tasks = 0
+        self._tasks: list[NumberedTask] = []
         self._time_limit = time_limit
         self._steps_left = step_limit
         self._unhandled: list[str] = []
@@ -162,8 +164,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
             raise LeftOver(self._pending())
         if closing:  # generators that were given up
             self.run_until_complete(asyncio.wait(closing))
-        if self._unhandled:
-            raise Unhandled("; ".join(self._unhandled))
+        lost = [repr(task) for task in self._tasks if task.done() and task._log_traceback]
+        if lost or self._unhandled:
+            raise Unhandled("; ".join(lost + self._unhandled))
 
     def wind_up(self) -> None:
         """End what is left, threads first, and close."""
@@ -231,8 +234,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
             raise RuntimeError("called from another thread: only call_soon_threadsafe may be")
 
     def _new_task(self, _: object, coro: Any, **named: Any) -> NumberedTask:
-        self._tasks += 1
-        return NumberedTask(self._tasks, coro, self, **named)
+        self._tasks.append(NumberedTask(len(self._tasks) + 1, coro, self, **named))
+        return self._tasks[-1]
 
     def _process_events(self, event_list: Sequence[object]) -> None:
         """There is no input or output."""

@@ -134,7 +134,7 @@ async def crowd(world: VirtualLoop) -> None:
         status = await engine.status()
     assert status.engine.waiting == 0
     assert [slot.request for slot in status.slots] == [None, None]
-    assert 0 < status.cache.peak <= status.cache.budget
+    assert status.cache.peak <= status.cache.budget
 
 
 def test_a_crowd_is_answered_exactly_under_every_seed() -> None:
@@ -233,25 +233,8 @@ CRASHING: dict[str, Callable[[Engine], ActorRef]] = {
 }
 
 
-NEVER_TOLD = pytest.mark.xfail(strict=True, reason="a new engine actor is not told what idle slots hold")
-JOBS_STAY = pytest.mark.xfail(strict=True, reason="a reset of the device loop keeps the jobs of before")
-
-
-@pytest.mark.parametrize(
-    ("name", "busy"),
-    [
-        pytest.param("engine", False, marks=NEVER_TOLD),
-        ("engine", True),
-        ("cache", False),
-        ("cache", True),
-        ("roots", False),
-        ("roots", True),
-        ("device", False),
-        pytest.param("device", True, marks=JOBS_STAY),
-        ("slot", False),
-        ("slot", True),
-    ],
-)
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "busy"])
+@pytest.mark.parametrize("name", CRASHING)
 def test_an_actor_that_crashes_is_replaced_and_requests_are_served_again(name: str, busy: bool) -> None:
     long = chat("hello", "yes", "again", max_tokens=60)
 

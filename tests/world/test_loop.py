@@ -131,6 +131,19 @@ def test_an_exception_in_a_callback_is_an_error() -> None:
         run_world(0, scenario)
 
 
+def test_an_exception_of_a_task_that_nobody_asks_for_is_an_error() -> None:
+    async def broken() -> None:
+        raise KeyError("lost")
+
+    async def scenario(world: VirtualLoop) -> asyncio.Task[None]:
+        task = world.create_task(broken())
+        await asyncio.sleep(1)
+        return task
+
+    with pytest.raises(Unhandled, match=r"KeyError\('lost'\)"):
+        run_world(0, scenario)
+
+
 def test_what_the_scenario_raises_comes_through() -> None:
     async def scenario(world: VirtualLoop) -> None:
         raise KeyError("mine")

@@ -18,7 +18,7 @@ Phase = Literal["mounting", "reading", "decoding", "stopping"]
 
 
 @dataclass(slots=True)
-class Serving:
+class Service:
     """leases: position -> lease of a state to be taken there. there: positions whose state the cache has
     already. shown: tokens of the answer that the client was given."""
 
@@ -42,7 +42,7 @@ class Serving:
     tail: str = ""
 
     @classmethod
-    def of(cls, admit: Admit, epoch: int, wiring: SlotWiring) -> "Serving":
+    def of(cls, admit: Admit, epoch: int, wiring: SlotWiring) -> "Service":
         stops = StopMatcher(admit.prepared.stops.strings)
         return cls(admit, epoch, wiring.detokenizer(), stops, wiring.now())
 
