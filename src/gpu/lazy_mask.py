@@ -74,6 +74,11 @@ class LazyMask(torch.Tensor):
             self._dense = visible.expand(batch, -1, queries, cells)
         return self._dense
 
+    @property
+    def untouched(self) -> bool:
+        """Whether no dense mask was made."""
+        return self._dense is None
+
     def is_plain_causal(self) -> bool:
         """Whether query i of a fresh chunk sees exactly the cells [0, i]."""
         queries, cells = self.shape[2:]

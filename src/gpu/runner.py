@@ -136,9 +136,9 @@ class ModelRunner:
         self._expect(start == self._state_at[slot], slot, "has lost its running state")
         self._expect(0 < n <= self._context - start, slot, f"has no room for {n} tokens at {start}")
         device = self._model.device
-        tokens = torch.from_numpy(chunk.ids.copy()) if chunk.embeddings is None else chunk.embeddings
+        tokens = torch.tensor(chunk.ids) if chunk.embeddings is None else chunk.embeddings
         positions = (
-            torch.arange(start, start + n) if chunk.positions is None else torch.from_numpy(chunk.positions)
+            torch.arange(start, start + n) if chunk.positions is None else torch.tensor(chunk.positions)
         )
         self._state_at[slot] = _TORN
         logits = self._model(

@@ -9,11 +9,14 @@ bans, grammar; then temperature, top-k, top-p, min-p.
 import hashlib
 import math
 from collections import Counter
+from collections.abc import Iterable
 
 import torch
 
 from regrow.gpu.types import Row
 from regrow.policy.request import SamplingParams
+
+_HEAD = 1024  # tokens looked at before a whole vocabulary is sorted
 
 
 def uniform(seed: int, counter: int) -> float:
@@ -38,10 +41,13 @@ def adjust(row: Row, logits: torch.Tensor) -> torch.Tensor:
     params = row.sampling
     scores = logits.float().clone()
     if params.repetition_penalty != 1.0:
-        prompt = () if row.prompt_ids is None else row.prompt_ids.tolist()
-        seen = _index({token for token in (*prompt, *row.answer_ids) if token >= 0}, scores)
-        old = scores[seen]
-        scores[seen] = torch.where(old > 0, old / params.repetition_penalty, old * params.repetition_penalty)
+        seen = torch.zeros_like(scores, dtype=torch.bool)
+        if row.prompt_ids is not None:
+            text = row.prompt_ids[row.prompt_ids >= 0]  # image positions are no tokens
+            seen[torch.from_numpy(text).to(scores.device)] = True
+        seen[_index(row.answer_ids, scores)] = True
+        factor = torch.where(scores > 0, 1 / params.repetition_penalty, params.repetition_penalty)
+        scores = torch.where(seen, scores * factor, scores)
     if params.presence_penalty or params.frequency_penalty:
         counts = Counter(row.answer_ids)
         times = torch.tensor(list(counts.values()), dtype=torch.float32, device=scores.device)
@@ -63,18 +69,30 @@ def kept(scores: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, to
     weights = torch.softmax(scores.double() / params.temperature, dim=0)
     tokens = torch.arange(len(weights), device=weights.device)
     if params.top_k or params.top_p < 1.0:
-        weights, tokens = weights.sort(descending=True, stable=True)
+        weights, tokens = _ranked(weights, params)
         if params.top_k:
             weights, tokens = weights[: params.top_k], tokens[: params.top_k]
         if params.top_p < 1.0:
-            before = weights.cumsum(0) - weights  # a token stays while those before it do not fill top_p
-            stay = before < params.top_p * weights.sum()
+            whole = weights.sum() if params.top_k else 1.0
+            stay = weights.cumsum(0) - weights < params.top_p * whole  # those before it do not fill top_p
             stay[0] = True
             weights, tokens = weights[stay], tokens[stay]
     if params.min_p > 0.0:
         stay = weights >= params.min_p * weights.max()
         weights, tokens = weights[stay], tokens[stay]
     return tokens, weights
+
+
+def _ranked(weights: torch.Tensor, params: SamplingParams) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return probabilities, most likely first, and their tokens: all, or a head that is sure to suffice.
+
+    Sorting a whole vocabulary takes milliseconds, finding its head a fraction of one.
+    """
+    if len(weights) > _HEAD:
+        head, tokens = weights.topk(_HEAD)
+        if 0 < params.top_k <= _HEAD or (not params.top_k and bool(head.sum() > params.top_p)):
+            return head, tokens
+    return weights.sort(descending=True, stable=True)
 
 
 def invert(weights: torch.Tensor, u: float) -> int:
@@ -84,5 +102,5 @@ def invert(weights: torch.Tensor, u: float) -> int:
     return min(at, int(weights.nonzero()[-1]))  # rounding of the last sum never yields a forbidden token
 
 
-def _index(tokens: object, scores: torch.Tensor) -> torch.Tensor:
-    return torch.tensor(list(tokens), dtype=torch.int64, device=scores.device)  # type: ignore[call-overload]
+def _index(tokens: Iterable[int], scores: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(list(tokens), dtype=torch.int64, device=scores.device)

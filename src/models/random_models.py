@@ -39,10 +39,15 @@ def random_config(family: str, size: Size = "tiny") -> Any:
 
 
 def build_random(family: str, size: Size = "tiny", dtype: torch.dtype = torch.float32) -> Any:
-    """Return a random causal language model in `dtype`; the global random state stays as it was."""
+    """Return the random causal language model of that name in `dtype`."""
+    return random_model(random_config(family, size), dtype)
+
+
+def random_model(config: Any, dtype: torch.dtype) -> Any:
+    """Return a model of `config` with random weights; the global random state stays as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(random_config(family, size), dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
