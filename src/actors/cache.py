@@ -56,10 +56,9 @@ class CacheActor:
         """Nothing to do: a fresh cache is empty."""
 
     async def handle(self, message: object) -> object:
-        try:
-            return self._handle(message)
-        finally:
-            self._tell_changes()
+        answer = self._handle(message)
+        self._tell_changes()
+        return answer
 
     def _handle(self, message: object) -> object:
         shelf, parking = self._shelf, self._parking
@@ -67,7 +66,7 @@ class CacheActor:
             case ReserveStates(holder, wanted):
                 return tuple(shelf.reserve_state(holder, prefix, size) for prefix, size in wanted)
             case KeepState(lease, prefix, snapshot, saved):
-                shelf.keep_state(lease, prefix, snapshot, saved)
+                return shelf.keep_state(lease, prefix, snapshot, saved)
             case LetGo(holder, prefixes, leases, spans_above):
                 shelf.give_back(leases)
                 shelf.let_go(holder, prefixes)

@@ -203,8 +203,9 @@ class ReserveStates(Ask[tuple[int | None, ...]]):
 
 
 @dataclass(frozen=True, slots=True)
-class KeepState:
-    """To the cache: fill a lease with the state of a prefix; it saves reading `saved` tokens."""
+class KeepState(Ask[bool]):
+    """To the cache: fill a lease with the state of a prefix; it saves reading `saved` tokens. False where the
+    lease is gone. By the answer the engine has been told, so what waits for the state finds it."""
 
     lease: int
     prefix: bytes

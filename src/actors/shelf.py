@@ -133,13 +133,13 @@ class Shelf:
 
     def reserve_state(self, holder: HolderId, prefix: bytes, size: int) -> int | None:
         """Return a lease for a state that is to be taken; 0 where it is there already, and is held for
-        `holder` from now on (P5); None where there is no room."""
+        `holder` from now on (P5); None where there is no room, or with a size of 0."""
         state = self.states.get(prefix)
         if state is not None:
             state.holders.add(holder)
             self._touch(state)
             return 0
-        lease = self.reserve("checkpoint", size)
+        lease = self.reserve("checkpoint", size) if size else None
         if lease is not None:
             self.leases[lease] = holder
         return lease

@@ -202,7 +202,7 @@ class SlotActor:
             return  # of a job that this slot has given up
         match event:
             case ChunkRead(position=position, seconds=seconds, snapshot=snapshot):
-                self._chunk_read(serving, position, seconds, snapshot)
+                await self._chunk_read(serving, position, seconds, snapshot)
             case TokenDrawn(token=token):
                 self._token(serving, token)
             case JobEnded():
@@ -210,14 +210,16 @@ class SlotActor:
             case _:
                 assert_never(event)
 
-    def _chunk_read(self, serving: Service, position: int, seconds: float, snapshot: Snapshot | None) -> None:
+    async def _chunk_read(
+        self, serving: Service, position: int, seconds: float, snapshot: Snapshot | None
+    ) -> None:
         session, prepared = self._session, serving.admit.prepared
         if session.pure == serving.position:
             session.pure = position
         read = position - serving.position
         serving.position = position
         session.extend(prepared.keys, position, ())
-        self._keep(serving, position, snapshot)
+        await self._keep(serving, position, snapshot)
         if position == system_end(prepared.plan) and self._w.caching and prepared.cache != "off":
             self._w.roots.tell(RootOffer(session.hashes[position], position))
         last = prepared.plan.chunks_from(0)[-1][1]
@@ -230,7 +232,7 @@ class SlotActor:
         else:
             self._tell_session()
 
-    def _keep(self, serving: Service, position: int, snapshot: Snapshot | None) -> None:
+    async def _keep(self, serving: Service, position: int, snapshot: Snapshot | None) -> None:
         """Keep the state that was taken at `position`, or the one that was there already."""
         lease = serving.leases.pop(position, None)
         if position in serving.there:
@@ -239,8 +241,9 @@ class SlotActor:
             self._w.cache.tell(LetGo(self._me, leases=(lease,)))
         elif lease is not None and snapshot is not None:
             saved = position - max((p for p in self._session.chain.positions if p < position), default=0)
-            self._w.cache.tell(KeepState(lease, self._session.hashes[position], snapshot, saved))
-            self._add_to_chain(serving, position)
+            keep = KeepState(lease, self._session.hashes[position], snapshot, saved)
+            if await self._w.ask_cache(keep, False):
+                self._add_to_chain(serving, position)
 
     def _add_to_chain(self, serving: Service, position: int) -> None:
         """Put a checkpoint into the chain; beyond the limit the least recently used one goes (P5)."""
@@ -280,7 +283,7 @@ class SlotActor:
         keeps = self._w.caching and serving.admit.prepared.cache == "on"
         if keeps and ended.snapshot is not None and ended.length in self._session.hashes:
             await self._reserve(serving, [ended.length], self._w.geometry.bytes_per_checkpoint)
-            self._keep(serving, ended.length, ended.snapshot)
+            await self._keep(serving, ended.length, ended.snapshot)
         serving.finish(ended.reason)
         self._end(serving)
 

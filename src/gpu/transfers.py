@@ -80,12 +80,15 @@ class Transfers:
 
         def finish() -> None:
             try:
-                if copies:
+                if fill.source is not None:
                     runner.filled(slot, fill.position)
                 runner.mount(slot, fill.position, fill.state)
             except ValueError as error:
                 runner.empty(slot)
                 fill.done(DeviceFailed(str(error)))
+            except Exception as error:
+                fill.done(DeviceFailed(f"{type(error).__name__}: {error}"))
+                raise
             else:
                 fill.done(None)
 
@@ -129,8 +132,10 @@ class Transfers:
             self._advance(copying, 0.0)
 
     def _advance(self, copying: _Copying, seconds: float) -> bool:
-        if copying.copies and copying.copies[0].advance(seconds):
+        while copying.copies and copying.copies[0].advance(seconds):
             del copying.copies[0]
+            if seconds <= 0:
+                break
         if copying.copies:
             return False
         self._active.remove(copying)
