@@ -63,7 +63,10 @@ class EngineWiring:
 
 @dataclass(slots=True)
 class LivingRequest:
-    """A request that is queued (`slot` None) or being served."""
+    """A request that is queued (`slot` None) or being served. ending: the cancel on its way to the slot.
+
+    wants: the reader and the cut it waits for (S6).
+    """
 
     run: Run
     prepared: Prepared

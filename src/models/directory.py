@@ -22,7 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from regrow.errors import ModelRefused
 from regrow.models.quiet import quiet
-from regrow.models.refusal import refusing
+from regrow.models.refusal import refuse_incomplete, refusing
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 _GENERATIVE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
@@ -45,9 +45,9 @@ def load_directory(
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,
         )
-        if missing := sorted(info["missing_keys"]):
-            raise ModelRefused(f"{path} has no weights for {len(missing)} parameters, such as {missing[0]}")
+        refuse_incomplete(path, info["missing_keys"], info["mismatched_keys"])
         return model, tokenizer
 
 

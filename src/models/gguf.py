@@ -32,7 +32,7 @@ from regrow.models.identity import file_digest
 from regrow.models.once import made_once
 from regrow.models.progress import Progress
 from regrow.models.quiet import quiet
-from regrow.models.refusal import refusing
+from regrow.models.refusal import refuse_incomplete, refusing
 
 CONVERTER = 1  # raised when a conversion gives other bytes: older copies are then left alone
 SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r")
@@ -56,50 +56,58 @@ def _convert(path: Path, part: Path, progress: Progress) -> None:
     header = read_header(path)
     with quiet(), refusing(f"{path} cannot be converted"):
         progress(f"converting {path.name}", 0.0)
-        model = (
-            _fast_model(header) if is_gguf_arch_supported(header.architecture) else _model(header, progress)
-        )
+        fast = is_gguf_arch_supported(header.architecture)
+        config = _config(header, fast)
+        model = _fast_model(header, config) if fast else _model(header, config, progress)
         _set_generation(model, header)
         progress(f"writing the converted copy of {path.name}", None)
         model.save_pretrained(part, max_shard_size="4GB")
         _tokenizer(header).save_pretrained(part)
 
 
-def _fast_model(header: GgufHeader) -> PreTrainedModel:
-    """Load an architecture for which transformers has a reader of its own that is fast."""
-    folder, name = header.path.parent, header.path.name
-    return AutoModelForCausalLM.from_pretrained(
-        folder,
-        gguf_file=name,
+def _fast_model(header: GgufHeader, config: PreTrainedConfig) -> PreTrainedModel:
+    """Load an architecture for which transformers has a reader that is fast."""
+    model, info = AutoModelForCausalLM.from_pretrained(
+        header.path.parent,
+        config=config,
+        gguf_file=header.path.name,
         quantization_config=GgufConfig(dequantize=True),
         dtype=getattr(torch, header.stored_dtype),
         local_files_only=True,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
     )
+    refuse_incomplete(header.path, info["missing_keys"], info["mismatched_keys"])
+    return model
 
 
-def _model(header: GgufHeader, progress: Progress) -> PreTrainedModel:
-    config = _config(header)
+def _model(header: GgufHeader, config: PreTrainedConfig, progress: Progress) -> PreTrainedModel:
     dtype = getattr(torch, header.stored_dtype)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     tensors = {name: tensor.to(dtype) for name, tensor in _weights(header, model, progress).items()}
+    shapes = {name: parameter.shape for name, parameter in model.state_dict().items()}
+    wrong = [(n, t.shape, shapes[n]) for n, t in tensors.items() if n in shapes and t.shape != shapes[n]]
+    refuse_incomplete(header.path, (), wrong)
     model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
-    missing = [name for name, parameter in model.named_parameters() if parameter.is_meta]
-    if missing:
-        raise ModelRefused(
-            f"{header.path} has no weights for {len(missing)} parameters, such as {missing[0]}"
-        )
+    refuse_incomplete(header.path, [name for name, p in model.named_parameters() if p.is_meta], ())
     return model
 
 
-def _config(header: GgufHeader) -> PreTrainedConfig:
+def _config(header: GgufHeader, fast: bool) -> PreTrainedConfig:
+    """Read the configuration, and set what transformers takes from its defaults although the file says it."""
     with TemporaryDirectory() as folder:
-        Path(folder, "skeleton.gguf").write_bytes(header.skeleton())
-        config = AutoConfig.from_pretrained(folder, gguf_file="skeleton.gguf", local_files_only=True)
+        path = header.path if fast else Path(folder, "skeleton.gguf")
+        if not fast:
+            path.write_bytes(header.skeleton())
+        config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
+    head_dim = header.values.get(f"{header.architecture}.attention.key_length")
+    if head_dim is not None and hasattr(config, "head_dim"):
+        config.head_dim = head_dim
     embedding = next((t for t in header.tensors if t.name == "token_embd.weight"), None)
     if embedding is not None:
-        config.vocab_size = embedding.shape[0]
+        config.vocab_size = embedding.shape[0]  # padded rows included
     return config
 
 

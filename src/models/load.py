@@ -10,7 +10,6 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from regrow.config import DType
-from regrow.errors import ModelRefused
 from regrow.models.byte_tokenizer import byte_tokenizer
 from regrow.models.directory import load_directory
 from regrow.models.identity import module_fingerprint
@@ -68,8 +67,8 @@ def load_model(
         progress(f"loading {served}", None)
         module, tokenizer = load_directory(path, chosen, device)
     module.requires_grad_(False).eval()
-    _check_vocabulary(served, module, tokenizer)
-    chat = ChatTokenizer(tokenizer, _end_ids(module), chat_template)
+    rows = module.get_input_embeddings().weight.shape[0]
+    chat = ChatTokenizer(tokenizer, _end_ids(module), chat_template, rows)
     return LoadedModel(
         name=served,
         module=module,
@@ -98,15 +97,6 @@ def _random(
     module = build_random(family, size, dtype).to(device)
     config = module.config.get_text_config()
     return module, byte_tokenizer(config.vocab_size, config.max_position_embeddings)
-
-
-def _check_vocabulary(name: str, module: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    rows = module.get_input_embeddings().weight.shape[0]
-    highest = max(tokenizer.get_vocab().values(), default=0)
-    if highest >= rows:
-        raise ModelRefused(
-            f"{name} cannot be served: its tokenizer has ids up to {highest}, its embedding only {rows} rows"
-        )
 
 
 def _end_ids(module: PreTrainedModel) -> frozenset[int]:

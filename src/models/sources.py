@@ -29,11 +29,11 @@ def locate(name: str, model_dir: Path, progress: Progress) -> tuple[Path, str]:
             convert_gguf(demo.fetch_demo(model_dir, progress), model_dir, progress, demo.SHA256)
         return target, DEMO
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return path, path.resolve().name
     if path.suffix == ".gguf" and path.is_file():
         return convert_gguf(path, model_dir, progress), path.stem
-    if path.exists():
+    if name and path.exists():
         raise ModelRefused(f"{path} is a file, but not a .gguf file; models are {FORMS}")
     if path.suffix != ".gguf" and _HUB_ID.fullmatch(name):
         return _from_hub(name, progress), name

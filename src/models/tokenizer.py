@@ -21,7 +21,8 @@ class ChatTokenizer:
     """Wraps a fast tokenizer of transformers.
 
     eos_ids: more ids that end an answer than the tokenizer itself names. chat_template: a Jinja template, or
-    the path of its file, to be used instead of the tokenizer's own (BadConfig where it is neither).
+    the path of its file, to be used instead of the tokenizer's own (BadConfig where it is neither). rows: how
+    many ids the model embeds; a text with a token beyond them (of pictures, say) is a BadRequest.
     """
 
     def __init__(
@@ -29,6 +30,7 @@ class ChatTokenizer:
         tokenizer: PreTrainedTokenizerFast,
         eos_ids: Iterable[int] = (),
         chat_template: str | None = None,
+        rows: int | None = None,
     ) -> None:
         self._backend: Tokenizer = tokenizer.backend_tokenizer
         self._backend.no_truncation()
@@ -37,7 +39,7 @@ class ChatTokenizer:
         self._spelling = Spelling.of(self._backend)
         own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.eos_ids = frozenset([*own, *eos_ids])
-        self.vocab_size: int = len(tokenizer)
+        self.vocab_size: int = min(len(tokenizer), rows or len(tokenizer))
         self._learned = self._learn()
 
     @property
@@ -56,7 +58,7 @@ class ChatTokenizer:
 
     def encode(self, text: str) -> Keys:
         """Return the ids of a raw prompt, int64 [n], with the start token where the tokenizer adds one."""
-        return as_keys(self._backend.encode(text).ids)
+        return self._keys(text, "prompt", own_start=True)
 
     def render(
         self,
@@ -74,17 +76,22 @@ class ChatTokenizer:
         options: Mapping[str, object] | None = None,
     ) -> Keys:
         """Return the ids of a chat's prompt, int64 [n]; raises BadRequest naming the field."""
-        return as_keys(
-            self._backend.encode(self.render(messages, tools, options), add_special_tokens=False).ids
-        )
+        return self._keys(self.render(messages, tools, options), "messages", own_start=False)
 
-    def decode(self, ids: Sequence[int] | Keys) -> str:
-        """Return the text of ids; special tokens are left out."""
-        return str(self._backend.decode([int(i) for i in ids]))
+    def decode(self, ids: Sequence[int] | Keys, skip_special_tokens: bool = True) -> str:
+        """Return the text of ids, with or without that of special tokens."""
+        return str(self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
 
     def detokenizer(self) -> Detokenizer:
         """Return a fresh incremental detokeniser for one answer."""
         return Detokenizer(self._spelling)
+
+    def _keys(self, text: str, param: str, own_start: bool) -> Keys:
+        keys = as_keys(self._backend.encode(text, add_special_tokens=own_start).ids)
+        if len(keys) and keys.max() >= self.vocab_size:
+            token = self._backend.id_to_token(int(keys.max()))
+            raise BadRequest(f"the model cannot read the token {token}", param)
+        return keys
 
     def _learn(self) -> LearnedMarks:
         if not self.has_template:

@@ -178,3 +178,13 @@ def test_long_texts_are_neither_cut_nor_padded() -> None:
     hf.backend_tokenizer.enable_padding(length=8)
     assert len(ChatTokenizer(hf).encode("abcdefgh" * 4)) == 32
     assert len(ChatTokenizer(hf).encode("a")) == 1
+
+
+def test_a_token_that_the_model_does_not_embed_is_a_bad_request() -> None:
+    hf = hard_tokenizer(["</s>", "<image>"], PLAIN)
+    tokenizer = ChatTokenizer(hf, rows=len(hf) - 1)
+    assert tokenizer.vocab_size == len(hf) - 1
+    assert len(tokenizer.encode_chat(HI))
+    with pytest.raises(BadRequest, match="<image>") as caught:
+        tokenizer.encode("an <image>")
+    assert caught.value.param == "prompt"
