@@ -35,8 +35,8 @@ from regrow.policy.directory import HolderId
 class CacheActor:
     """budget: bytes. bytes_per_token: what a cell of all layers weighs. now: the engine clock in seconds.
 
-    `tell(name, message)` reaches another actor. `life` counts this actor's restarts: a lease of an earlier
-    life is unknown, and never somebody else's.
+    root_cells: roots may keep cells of their own. `tell(name, message)` reaches another actor. `life` counts
+    this actor's restarts: a lease of an earlier life is unknown, and never somebody else's.
     """
 
     def __init__(
@@ -44,10 +44,11 @@ class CacheActor:
         budget: int,
         bytes_per_token: int,
         life: int,
+        root_cells: bool,
         tell: Callable[[str, object], None],
         now: Callable[[], float],
     ) -> None:
-        self._shelf = Shelf(budget, life)
+        self._shelf = Shelf(budget, life, root_cells=root_cells)
         self._parking = Parking(self._shelf, bytes_per_token)
         self._tell = tell
         self._now = now

@@ -25,12 +25,14 @@ from regrow.actors.messages import (
     SlotDigest,
     Start,
     Stop,
+    Verify,
 )
 from regrow.actors.threads import Threads
 from regrow.errors import DeviceFailed
 from regrow.gpu.device_loop import Broken, Call, DeviceEvent, DeviceLoop, Empty, Halt, Reset, SnapshotAt
 from regrow.gpu.transfers import Fill, Save
 from regrow.gpu.types import HostCells, Runner
+from regrow.gpu.verify import differing_parts
 from regrow.policy.directory import HolderId
 
 T = TypeVar("T")
@@ -72,6 +74,9 @@ class DeviceActor:
                 self._loop.post(Halt(slot, epoch))
             case SlotDigest(slot):
                 return self._call(lambda runner: runner.digest(slot))
+            case Verify(slot, keys, chunks):
+                spare = self._loop.runner.slots - 1
+                return self._call(lambda runner: differing_parts(runner, spare, slot, keys, chunks))
             case DeviceStats():
                 return DeviceReport(self._generation, self._loop.counters)
             case DeviceBroke(generation, error):

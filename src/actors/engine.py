@@ -29,6 +29,7 @@ from regrow.actors.messages import (
     Drain,
     EngineReport,
     EngineStats,
+    Forget,
     RootReport,
     RootStats,
     SlotReport,
@@ -44,7 +45,7 @@ from regrow.actors.served import Served, load_served
 from regrow.actors.slot import SlotActor
 from regrow.actors.threads import DriverHandle, RealThreads, Threads
 from regrow.config import EngineSettings
-from regrow.errors import ActorDown, DeadlineExceeded, Draining, Overloaded
+from regrow.errors import ActorDown, BadRequest, DeadlineExceeded, Draining, Overloaded
 from regrow.gpu.device_loop import DeviceLoop
 from regrow.policy.request import Exactness, GenerateRequest, SamplingParams
 
@@ -176,7 +177,7 @@ class Engine:
         """Spawn the actors and put the device loop on its thread."""
         settings, served, system = self.settings, self._served, self._system
         now = asyncio.get_running_loop().time
-        names = [f"slot-{i}" for i in range(served.runner.slots)]
+        names = [f"slot-{i}" for i in range(served.runner.slots - settings.verify)]
         self.device, self.cache, self.roots, self.engine = (
             system.ref(name) for name in ("device", "cache", "roots", "engine")
         )
@@ -195,6 +196,8 @@ class Engine:
             exact=served.exact,
             checkpoints=settings.checkpoints,
             caching=settings.cache,
+            verify=settings.verify,
+            root_cells=settings.root_cells,
             ask_deadline_s=settings.ask_deadline_s,
         )
         engine_wiring = EngineWiring(
@@ -234,6 +237,7 @@ class Engine:
                 served.budget,
                 geometry.bytes_per_token,
                 next(restarts["cache"]),
+                settings.root_cells != "never",
                 lambda to, message: system.ref(to).tell(message),
                 now,
             ),
@@ -259,6 +263,24 @@ class Engine:
             raise Draining("the engine is shutting down")
         prepared = await self._threads.run(lambda: self._prepare(request))
         return await self.engine.ask(Submit(prepared), self.settings.ask_deadline_s)
+
+    async def cache_report(self) -> tuple[CacheReport, tuple[RootReport, ...]]:
+        """Return what is kept: bytes by kind, parked conversations, roots."""
+        deadline = self.settings.ask_deadline_s
+        return await self.cache.ask(CacheStats(), deadline), tuple(
+            await self.roots.ask(RootStats(), deadline)
+        )
+
+    async def forget(self, root: str | None = None) -> int:
+        """Drop one root, or everything that is kept and not in use; return how many things went.
+
+        Raises BadRequest where `root` is no root's id.
+        """
+        try:
+            prefix = None if root is None else bytes.fromhex(root)
+        except ValueError:
+            raise BadRequest(f"{root!r} is not the id of a root", param="root") from None
+        return await self.cache.ask(Forget(prefix), self.settings.ask_deadline_s)
 
     def slot(self, number: int) -> ActorRef:
         return self.slots[number]

@@ -8,8 +8,9 @@ import asyncio
 import heapq
 import itertools
 import secrets
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from regrow.actors.events import Divergence, Failed, Finished, Queued, Reuse, Usage
 from regrow.actors.messages import (
@@ -34,6 +35,7 @@ from regrow.actors.placement import Choice, Placement
 from regrow.actors.run import Run
 from regrow.actors.runtime import ActorRef, Down
 from regrow.errors import ActorDown, DeadlineExceeded, Draining, Overloaded, RegrowError
+from regrow.policy.explain import Miss, MissReason
 from regrow.policy.place import Candidate
 from regrow.policy.request import Exactness
 
@@ -52,7 +54,7 @@ class EngineWiring:
     cancel: Callable[[str], None]
     expire: Callable[[str, RegrowError], None]
     now: Callable[[], float]
-    explain: Callable[[Prepared, int, Placement], tuple[str | None, Divergence | None]]
+    explain: Callable[[Prepared, int, Placement], tuple[Miss | None, Divergence | None]]
     exact: Exactness
     hybrid: bool
     bytes_per_token: int
@@ -90,6 +92,7 @@ class EngineActor:
         self._placement = Placement(wiring.hybrid, wiring.exact, wiring.bytes_per_token, wiring.chunk)
         self._orders = itertools.count()
         self._totals = Totals()
+        self._misses: Counter[MissReason] = Counter()
         self._draining = False
         self._idle_waiters: list[asyncio.Future[None]] = []
 
@@ -136,7 +139,7 @@ class EngineActor:
                     running=len(self._placement.serving),
                     rates=self._placement.rates,
                     draining=self._draining,
-                    totals=self._totals,
+                    totals=replace(self._totals, misses=dict(self._misses)),
                 )
             case _:
                 raise TypeError(f"the engine does not know {type(message).__name__}")
@@ -190,6 +193,8 @@ class EngineActor:
     def _admit(self, request: LivingRequest, choice: Choice) -> None:
         prepared, placed = request.prepared, choice.candidate
         why, diverged = self._w.explain(prepared, placed.position, self._placement)
+        if why is not None and not request.plans:
+            self._misses[why.reason] += 1
         request.slot = placed.slot
         self._placement.give(placed.slot, request.run.id, prepared, placed)
         self._w.slots[placed.slot].tell(

@@ -5,16 +5,18 @@ by the prefix hash at its position, a conversation and a root by a `HolderId`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from regrow.actors.events import Divergence, Usage
 from regrow.actors.parking import Loan, Parkable
 from regrow.actors.run import Run
 from regrow.actors.runtime import Ask
+from regrow.actors.shelf import Kept
 from regrow.errors import RegrowError
 from regrow.gpu.device_loop import DeviceCounters, DeviceEvent, Job
 from regrow.gpu.types import Digest, HostCells, LogitsMask, Snapshot
 from regrow.policy.directory import Holder, HolderId
+from regrow.policy.explain import Miss, MissReason
 from regrow.policy.keys import Keys, Namespace
 from regrow.policy.ledger import Kind
 from regrow.policy.place import Rates, Source
@@ -27,7 +29,8 @@ class Prepared:
     """A request ready for the queue: rendered, tokenised, planned.
 
     hashes: the prefix hash at each cut of the plan. wanted: the cuts that should get a checkpoint (P3);
-    protected: those of them that are not given up for newer ones (P5).
+    protected: those of them that are not given up for newer ones (P5), among them the end of a pinned
+    message.
     """
 
     keys: Keys
@@ -40,6 +43,7 @@ class Prepared:
     stops: StopRules
     banned: frozenset[int]
     cache: CacheUse
+    cache_salt: str | None
     priority: int
     deadline_s: float | None
     mask: LogitsMask | None = None
@@ -72,13 +76,15 @@ class CutOff(Ask[None]):
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counters since the start. read and reused are prompt tokens, drawn are answer tokens."""
+    """Counters since the start. read and reused are prompt tokens, drawn are answer tokens. misses:
+    how often not more could be reused, by reason."""
 
     finished: int = 0
     failed: int = 0
     read: int = 0
     reused: int = 0
     drawn: int = 0
+    misses: Mapping[MissReason, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +118,7 @@ class Admit:
     source: Source
     holder: HolderId | None
     wanted: tuple[int, ...]
-    why: str | None
+    why: Miss | None
     diverged: Divergence | None
     submitted_at: float
 
@@ -296,7 +302,7 @@ class CacheChanged:
 
     states_added: frozenset[bytes]
     states_removed: frozenset[bytes]
-    kept: tuple[Holder, ...]
+    kept: tuple[Kept, ...]
     gone: tuple[HolderId, ...]
 
 
@@ -441,6 +447,16 @@ class SlotDigest(Ask[Digest]):
     """To the device: hash what a slot holds."""
 
     slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verify(Ask[tuple[str, ...]]):
+    """To the device: read the keys of a mounted slot again in the spare one (V2); answered with the parts
+    that differ."""
+
+    slot: int
+    keys: Keys
+    chunks: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,28 @@ The parts of a slot's work that speak to the cache and the device before reading
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeVar
 
-from regrow.actors.messages import Admit, Lend, LetGo, Mount, Mounted, Park, Pin, Repay, SaveCells, Unpin
+from regrow.actors.messages import (
+    Admit,
+    Lend,
+    LetGo,
+    Mount,
+    Mounted,
+    Park,
+    Pin,
+    Purge,
+    Repay,
+    SaveCells,
+    Unpin,
+    Verify,
+)
 from regrow.actors.parking import Loan
 from regrow.actors.runtime import ActorRef, Ask
 from regrow.actors.session import Session
-from regrow.errors import DeviceFailed, RegrowError
+from regrow.config import RootCells
+from regrow.errors import DeviceFailed, RegrowError, VerifyFailed
 from regrow.gpu.types import Geometry, HostCells
 from regrow.models.detokenize import Detokenizer
 from regrow.policy.directory import HolderId
@@ -33,7 +48,8 @@ class SlotWiring:
     """What a slot is given: who to speak to, the model's geometry, and the settings it needs.
 
     detokenizer makes a fresh one for each answer. now is the engine clock in seconds. checkpoints: how many a
-    session keeps. caching: off for the whole engine where False.
+    session keeps. caching: off for the whole engine where False. verify: read again
+    what is mounted, and compare.
     """
 
     engine: ActorRef
@@ -46,6 +62,8 @@ class SlotWiring:
     exact: Exactness
     checkpoints: int
     caching: bool
+    verify: bool
+    root_cells: RootCells
     ask_deadline_s: float
 
     async def ask_cache(self, message: Ask[T], otherwise: T) -> T:
@@ -56,11 +74,8 @@ class SlotWiring:
             return otherwise
 
 
-async def park(wiring: SlotWiring, slot: int, session: Session, keep: int) -> None:
-    """Park the session if it could be resumed past `keep`, the position up to which its cells stay (S3)."""
-    upto = session.resumable(hybrid=wiring.geometry.hybrid)
-    if not wiring.caching or upto <= keep:
-        return
+async def park(wiring: SlotWiring, slot: int, session: Session, upto: int) -> None:
+    """Park the session's first `upto` keys; skipped where there is no room (S3)."""
     what = session.parkable(slot, upto)
     if what is None:
         return
@@ -99,9 +114,13 @@ async def mount(wiring: SlotWiring, slot: int, session: Session, admit: Admit) -
                 source = loan.cells
         elif position and not session.begins(admit.prepared, position):
             raise SourceGone("the slot's session has changed")
-        await park(wiring, slot, session, position if holder == here else 0)
+        upto = session.resumable(hybrid=wiring.geometry.hybrid)
+        if wiring.caching and upto > (position if holder == here else 0):
+            await park(wiring, slot, session, upto)  # it could be resumed past what stays (S3)
         wiring.cache.tell(LetGo(here, spans_above=position if holder == here else 0))
         mounted = await _mounted(wiring, Mount(slot, position, source, state))
+        if wiring.verify and position:
+            await _verify(wiring, slot, admit)
         taken = loan is not None and loan.whole
     finally:
         if loan is not None and holder is not None:
@@ -109,6 +128,18 @@ async def mount(wiring: SlotWiring, slot: int, session: Session, admit: Admit) -
         if pinned is not None:
             wiring.cache.tell(Unpin(pinned))
     return mounted, 0 if source is None else position * wiring.geometry.bytes_per_token
+
+
+async def _verify(wiring: SlotWiring, slot: int, admit: Admit) -> None:
+    """Compare what was mounted with reading it again; where it differs, nothing that shares it is kept."""
+    prepared, position = admit.prepared, admit.resume
+    chunks = tuple(pairwise([0, *(cut for cut in prepared.plan.cuts if cut <= position)]))
+    parts = await wiring.device.ask(Verify(slot, prepared.keys[:position], chunks), wiring.ask_deadline_s)
+    if parts:
+        shared = zip(prepared.plan.cuts, prepared.hashes, strict=True)
+        wiring.cache.tell(Purge(frozenset(prefix for cut, prefix in shared if cut <= position)))
+        named = ", ".join(parts[:4])
+        raise VerifyFailed(f"{len(parts)} parts of the mounted state differ from reading: {named}")
 
 
 async def _mounted(wiring: SlotWiring, message: Mount) -> Mounted:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from regrow.actors.shelf import KEY_BYTES, Evictions, Shelf, Span, SpanKey
+from regrow.actors.shelf import KEY_BYTES, Evictions, Kept, Shelf, Span, SpanKey
 from regrow.gpu.types import HostCells
 from regrow.policy.directory import Holder, HolderId
 from regrow.policy.eviction import Evictable
@@ -49,6 +49,11 @@ class Conversation:
     guards: int = 0
     whole: bool = False
 
+    @property
+    def told(self) -> Kept:
+        """What the engine is told of it."""
+        return Kept(self.holder, self.namespace, self.keys)
+
 
 class Parking:
     """bytes_per_token: what a cell of all layers weighs."""
@@ -91,7 +96,7 @@ class Parking:
                 span.cells = next(waiting)
                 self._shelf.ledger.commit(span.lease)
         kept.whole = True
-        self._shelf.news.kept(kept.holder)
+        self._shelf.news.kept(kept.told)
         for older in self._superseded(kept):
             self.drop(older)
         for start, prefix in kept.spans:
@@ -150,7 +155,7 @@ class Parking:
         """Have every conversation told anew."""
         for kept in self.conversations.values():
             if kept.whole:
-                self._shelf.news.kept(kept.holder)
+                self._shelf.news.kept(kept.told)
 
     def forget_all(self) -> int:
         """Drop every conversation that is not lent or on its way here; return how many."""

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from regrow.actors.messages import CacheChanged, MountEnded, Prepared, RequestDone, SessionChanged
+from regrow.actors.shelf import Kept
 from regrow.policy.checkpoints import system_end
 from regrow.policy.directory import CutHash, Directory, Holder, HolderId, Match
 from regrow.policy.flight import Reading, awaited
-from regrow.policy.keys import common_prefix
+from regrow.policy.keys import Keys, Namespace, common_prefix
 from regrow.policy.learned import BranchPoints, branch_point
 from regrow.policy.place import Candidate, Rates, Targets, place
 from regrow.policy.request import Exactness
@@ -39,6 +40,16 @@ class Wait:
     cut: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class KnownPrompt:
+    """A prompt that some holder has; live: the holder's own running state is at its end."""
+
+    holder: Holder
+    namespace: Namespace | None
+    keys: Keys
+    live: bool
+
+
 @dataclass(slots=True)
 class _Given:
     """What a slot was given to serve: its plan's cuts, where its reading is, and the donor it copies from."""
@@ -61,6 +72,7 @@ class Placement:
     rates: Rates = field(default_factory=Rates)
     sessions: dict[int, SessionChanged] = field(default_factory=dict)
     _directory: Directory = field(init=False)
+    _parked: dict[HolderId, Kept] = field(default_factory=dict)
     _given: dict[int, _Given] = field(default_factory=dict)
     _used: dict[int, int] = field(default_factory=dict)
     _stamps: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
@@ -79,13 +91,17 @@ class Placement:
 
     def cache_changed(self, changed: CacheChanged) -> None:
         self._directory.states_changed(changed.states_added, changed.states_removed)
-        for holder in changed.kept:
-            self._directory.update(holder)
+        for kept in changed.kept:
+            self._directory.update(kept.holder)
+            if kept.keys is not None:
+                self._parked[kept.holder.id] = kept
         for gone in changed.gone:
             self._directory.remove(gone)
+            self._parked.pop(gone, None)
 
     def cache_lost(self) -> None:
         """The cache has crashed: what it kept is gone."""
+        self._parked.clear()
         self._directory.forget_kept()
 
     def mount_ended(self, ended: MountEnded) -> None:
@@ -163,17 +179,28 @@ class Placement:
             return Wait()
         return Choice(placed, self._wanted(prepared, cuts, matches, placed.position))
 
-    def usable(self, prepared: Prepared, session: SessionChanged) -> int:
-        """Return how many of the prompt's tokens a slot could give (for the explanation)."""
-        holder = session.holder
-        if session.namespace != prepared.namespace:
-            return 0
-        shared = common_prefix(prepared.keys, session.keys)
-        states = [p for p, key in holder.cuts if self._directory.has_state(key)]
-        live_end = holder.length if session.live and self.exact == "off" else None
-        return resume_point(
-            prepared.plan, shared, holder.pure_length, states if self.hybrid else None, self.exact, live_end
-        )
+    @property
+    def holds_anything(self) -> bool:
+        return bool(self._parked) or any(len(session.keys) for session in self.sessions.values())
+
+    def known(self, prepared: Prepared) -> list[KnownPrompt]:
+        """Return the prompts that are known in this one's namespace: those of the slots, and of the parked
+        conversations that share its first cuts, the nearest ones at least."""
+        matched = {match.holder.id for match in self._directory.lookup(_cuts(prepared), self.exact)}
+        parked = (kept for name, kept in self._parked.items() if name in matched)
+        found = [
+            *(KnownPrompt(s.holder, s.namespace, s.keys, s.live) for s in self.sessions.values()),
+            *(KnownPrompt(k.holder, k.namespace, k.keys, live=False) for k in parked if k.keys is not None),
+        ]
+        return [k for k in found if k.namespace == prepared.namespace and len(k.keys)]
+
+    def usable(self, prepared: Prepared, known: KnownPrompt) -> int:
+        """Return how many of the prompt's tokens the holder of a known prompt could give (R1)."""
+        holder = known.holder
+        shared = common_prefix(prepared.keys, known.keys)
+        states = [p for p, key in holder.cuts if self._directory.has_state(key)] if self.hybrid else None
+        live_end = holder.length if known.live and self.exact == "off" else None
+        return resume_point(prepared.plan, shared, holder.pure_length, states, self.exact, live_end)
 
     def _note(self, slot: int) -> None:
         """Bring the directory up to date with a slot's session and with what it was given to do."""
@@ -188,7 +215,10 @@ class Placement:
             return matches
         found = {match.holder.id: match for match in matches}
         for holder in slots:  # mode "off" is not bound to the plan's cuts (R1)
-            deeper = self.usable(prepared, self.sessions[int(holder.id.key)])
+            session = self.sessions[int(holder.id.key)]
+            if session.namespace != prepared.namespace:
+                continue
+            deeper = self.usable(prepared, KnownPrompt(holder, session.namespace, session.keys, session.live))
             match = found.get(holder.id, Match(holder, 0, 0, shared=False))
             if deeper > match.position and not holder.busy:
                 found[holder.id] = replace(match, position=deeper, known=max(deeper, match.known))

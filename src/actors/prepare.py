@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from regrow.actors.messages import Prepared
 from regrow.errors import BadRequest, ContextLengthExceeded
 from regrow.models.tokenizer import ChatTokenizer
-from regrow.policy.checkpoints import checkpoint_cuts
+from regrow.policy.checkpoints import checkpoint_cuts, message_end
 from regrow.policy.keys import Keys, Namespace, as_keys, prefix_hashes
-from regrow.policy.plan import ChunkTable, build_plan
+from regrow.policy.plan import ChunkTable, ReadPlan, build_plan
 from regrow.policy.request import GenerateRequest, StopRules
 
 
@@ -36,7 +36,8 @@ class Preparer:
             raise ContextLengthExceeded(len(keys), wanted_tokens, self.context)
         plan = build_plan(keys, self.table, self.tokenizer.marks)
         namespace = self.namespace.salted(request.cache_salt)
-        checkpoints = checkpoint_cuts(plan, self.checkpoint_every, (), self.checkpoints)
+        pin = 0 if request.pin is None else self._pinned(request, plan)
+        checkpoints = checkpoint_cuts(plan, self.checkpoint_every, (), self.checkpoints, pin)
         ends = frozenset(self.tokenizer.eos_ids)
         return Prepared(
             keys=keys,
@@ -54,9 +55,18 @@ class Preparer:
             ),
             banned=ends if request.ignore_eos else frozenset(),
             cache=request.cache,
+            cache_salt=request.cache_salt,
             priority=request.priority,
             deadline_s=request.deadline_s,
         )
+
+    def _pinned(self, request: GenerateRequest, plan: ReadPlan) -> int:
+        messages = len(request.messages)
+        if request.pin is None or not 0 <= request.pin < messages:
+            raise BadRequest(
+                f"regrow.pin is the index of a message, from 0 to {messages - 1}", param="regrow.pin"
+            )
+        return message_end(plan, request.pin, messages)
 
     def _keys(self, request: GenerateRequest) -> Keys:
         if request.messages:

@@ -75,7 +75,7 @@ class Service:
             mount_ms=self.mount_ms,
             read_ms=self.read_ms,
             exact=wiring.exact,
-            why=admit.why,
+            why=admit.why.sentence if admit.why else None,
             diverged=admit.diverged,
         )
         log.info(

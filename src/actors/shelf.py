@@ -14,6 +14,7 @@ from functools import partial
 from regrow.gpu.types import HostCells, Snapshot
 from regrow.policy.directory import Holder, HolderId
 from regrow.policy.eviction import Evictable, victims
+from regrow.policy.keys import Keys, Namespace
 from regrow.policy.ledger import Kind, Ledger
 
 SpanKey = tuple[int, bytes]
@@ -51,12 +52,21 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
+class Kept:
+    """A parked conversation or a root with cells, as the directory should know it; keys to compare with."""
+
+    holder: Holder
+    namespace: Namespace | None = None
+    keys: Keys | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Changes:
     """What has changed for the directory and the holders since it was last asked for."""
 
     states_added: frozenset[bytes] = frozenset()
     states_removed: frozenset[bytes] = frozenset()
-    kept: tuple[Holder, ...] = ()
+    kept: tuple[Kept, ...] = ()
     gone: tuple[HolderId, ...] = ()
     evicted: tuple[tuple[HolderId, frozenset[bytes]], ...] = ()
 
@@ -70,7 +80,7 @@ class News:
     def __init__(self) -> None:
         self._added: set[bytes] = set()
         self._removed: set[bytes] = set()
-        self._kept: dict[HolderId, Holder] = {}
+        self._kept: dict[HolderId, Kept] = {}
         self._gone: dict[HolderId, None] = {}
         self._evicted: dict[HolderId, set[bytes]] = {}
 
@@ -82,9 +92,9 @@ class News:
         self._added.discard(prefix)
         self._removed.add(prefix)
 
-    def kept(self, holder: Holder) -> None:
-        self._gone.pop(holder.id, None)
-        self._kept[holder.id] = holder
+    def kept(self, kept: Kept) -> None:
+        self._gone.pop(kept.holder.id, None)
+        self._kept[kept.holder.id] = kept
 
     def gone(self, holder: HolderId) -> None:
         self._kept.pop(holder, None)
@@ -109,9 +119,11 @@ class Shelf:
     """All sizes in bytes. Nothing here waits or talks; `news` says what there is to tell.
 
     other_evictions: what else may be evicted, beside what lies here. life: of the actor that owns it.
+    root_cells: a root may hold cells of its own.
     """
 
-    def __init__(self, budget: int, life: int = 0) -> None:
+    def __init__(self, budget: int, life: int = 0, *, root_cells: bool = True) -> None:
+        self._root_cells = root_cells
         self.ledger = Ledger(budget, last=life << 32)
         self.news = News()
         self.states: dict[bytes, State] = {}
@@ -215,10 +227,12 @@ class Shelf:
     def hold_root_cells(self, prefix: bytes) -> None:
         """Let a root hold the span of its cells where there is one, so that it outlives its holders (T2)."""
         span = self.spans.get((0, prefix))
-        if prefix in self.roots and span is not None and span.cells is not None:
+        if self._root_cells and prefix in self.roots and span is not None and span.cells is not None:
             span.holders.add(root_holder(prefix))
             cut = ((span.stop, prefix),)
-            self.news.kept(Holder(root_holder(prefix), span.stop, cut, span.stop, span.stop, self.stamp()))
+            self.news.kept(
+                Kept(Holder(root_holder(prefix), span.stop, cut, span.stop, span.stop, self.stamp()))
+            )
 
     def evict_state(self, prefix: bytes) -> None:
         """Drop a state although it is held; its holders are told."""

@@ -35,7 +35,7 @@ from regrow.actors.messages import (
     Stop,
     WantCut,
 )
-from regrow.actors.mounting import SlotWiring, SourceGone, mount
+from regrow.actors.mounting import SlotWiring, SourceGone, mount, park
 from regrow.actors.runtime import Down
 from regrow.actors.service import Service
 from regrow.actors.session import Session
@@ -222,6 +222,8 @@ class SlotActor:
         await self._keep(serving, position, snapshot)
         if position == system_end(prepared.plan) and self._w.caching and prepared.cache != "off":
             self._w.roots.tell(RootOffer(session.hashes[position], position))
+            if self._w.root_cells == "always":
+                await park(self._w, self._slot, session, position)
         last = prepared.plan.chunks_from(0)[-1][1]
         rate = read / seconds if seconds else 0.0
         eta_ms = (last - position) / rate * 1e3 if rate else 0.0

@@ -51,8 +51,8 @@ class Misuse(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds: a chunk of n tokens from `start` on takes read + n * (token + start * depth), a copy of n cells
-    n * copy."""
+    """Seconds: a chunk of n tokens from `start` on takes read + n * (token + start * depth), a copy of n
+    cells n * copy."""
 
     read: float = 2**-4
     token: float = 2**-10
