@@ -1,11 +1,13 @@
 """`regrow`: serve, chat, models, doctor, bench. What is heavy is imported by the command that needs it."""
 
 import argparse
+import ast
 import asyncio
 import dataclasses
 import os
 import subprocess
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -48,10 +50,15 @@ def _setting(name: str, kind: Kind, about: str, shown: str | None = None, field:
 
 
 MODEL = _setting(
-    "model", text("MODEL"), "demo, random:FAMILY[:SIZE], a directory with safetensors, or a .gguf file"
+    "model",
+    text("MODEL"),
+    "demo, random:FAMILY[:SIZE], a directory with safetensors, a .gguf file, or ORG/NAME of the hub",
 )
 CONFIG = Option("config", "config", PATH, None, "a TOML file with options by name", "none")
 MODEL_DIR = _setting("model-dir", PATH, "where fetched and converted models are kept", "~/.cache/regrow")
+CHAT_TEMPLATE = _setting(
+    "chat-template", text("FILE"), "a Jinja template, or the path of its file", "the model's"
+)
 DTYPES = one_of("auto", "float32", "bfloat16", "float16")
 LEVELS = one_of("debug", "info", "warning", "error")
 NATURAL = whole(0)
@@ -60,7 +67,7 @@ SERVE = {
     "model": (
         _setting("ctx", whole(64, auto=True), "tokens a slot holds", "the model's, or what fits", "context"),
         _setting("dtype", DTYPES, "what weights and cells are kept in"),
-        _setting("chat-template", text("FILE"), "a Jinja template, or the path of its file", "the model's"),
+        CHAT_TEMPLATE,
         MODEL_DIR,
         _setting("served-model-name", NAMES, "what requests call it", "the model's own", "served_names"),
     ),
@@ -105,7 +112,9 @@ CHAT = {
         CONFIG,
     )
 }
-REPORT = {"model": (MODEL_DIR, CONFIG)}
+MODELS = {"models": (MODEL_DIR, CONFIG)}
+DOCTOR = {"model": (CHAT_TEMPLATE, MODEL_DIR, CONFIG)}
+BENCHES = {"bench": (Option("quick", "quick", SWITCH, False, "small sizes"), CONFIG)}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -142,15 +151,20 @@ def build_parser() -> Parser:
         return added
 
     serve = command("serve", "serve a model over HTTP", _serve, "[options] [MODEL]")
-    serve.add_argument("model", nargs="?", metavar="MODEL", help=f"{MODEL.help} (default: {MODEL.default})")
     add_options(serve, SERVE)
     add_options(command("chat", "chat with a server in the terminal", _chat), CHAT)
-    add_options(command("models", "show what can be loaded", _models), REPORT)
-    doctor = command("doctor", "show what was found on this machine and what will be used", _doctor)
-    add_options(doctor, REPORT)
-    bench = command("bench", "run the benchmarks of a checkout", _bench, "[--quick] [NAME ...]")
-    bench.add_argument("names", nargs="*", metavar="NAME", help="scripts in bench/ (default: all)")
-    bench.add_argument("--quick", action="store_true", help="small sizes")
+    add_options(command("models", "show what can be loaded", _models), MODELS)
+    about = "show what was found on this machine and what will be used for a model"
+    doctor = command("doctor", about, _doctor, "[options] [MODEL]")
+    add_options(doctor, DOCTOR)
+    for loading in (serve, doctor):
+        loading.add_argument(
+            "model", nargs="?", metavar="MODEL", help=f"{MODEL.help} (default: {MODEL.default})"
+        )
+    bench = command("bench", "run the benchmarks of a checkout", _bench, "[options] [NAME ...]")
+    bench.add_argument("names", nargs="*", metavar="NAME", help="which to run (default: all)")
+    bench.add_argument("--list", action="store_true", help="say what there is, and run nothing")
+    add_options(bench, BENCHES)
     return parser
 
 
@@ -163,7 +177,8 @@ def values_of(groups: Mapping[str, Sequence[Option]], arguments: argparse.Namesp
     """Return field -> value, from the command line, the environment, the file, the defaults."""
     given = vars(arguments)
     path = cast(Path | None, resolve([CONFIG], given, os.environ, {})["config"])
-    in_file = {} if path is None else read_file(path, {option.name for option in all_options(SERVE, CHAT)})
+    known = {option.name for option in all_options(SERVE, CHAT, BENCHES)}
+    in_file = {} if path is None else read_file(path, known)
     return resolve(all_options(groups), given, os.environ, in_file, str(path))
 
 
@@ -215,17 +230,20 @@ def _chat(arguments: argparse.Namespace) -> int:
 
 
 def _models(arguments: argparse.Namespace) -> int:
+    model_dir = values_of(MODELS, arguments)["model_dir"]
     from regrow.models.report import model_rows
 
-    return _print_rows(("model", "what it is", "note"), model_rows(values_of(REPORT, arguments)["model_dir"]))
+    return _print_rows(("model", "what it is", "note"), model_rows(model_dir))
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
+    values = values_of(DOCTOR, arguments)
+    from regrow.models.outlook import model_rows_of
     from regrow.models.report import doctor_rows
 
-    return _print_rows(
-        ("subject", "found", "what it means"), doctor_rows(values_of(REPORT, arguments)["model_dir"])
-    )
+    machine = doctor_rows(values["model_dir"])
+    model = model_rows_of(values["model"], values["model_dir"], values["chat_template"])
+    return _print_rows(("subject", "found", "what it means"), [*machine, *model])
 
 
 def _print_rows(heads: tuple[str, str, str], rows: Iterable[tuple[str, str, str]]) -> int:
@@ -242,16 +260,25 @@ def _print_rows(heads: tuple[str, str, str], rows: Iterable[tuple[str, str, str]
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    files = sorted(BENCH.glob("*.py"))
-    scripts = {path.stem: path for path in files if "__main__" in path.read_text()}
-    if not scripts:
+    quick = ["--quick"] if values_of(BENCHES, arguments)["quick"] else []
+    if not (BENCH / "harness.py").exists():
         raise BadConfig("the benchmarks are not installed with the package; run this from a checkout")
-    for name in arguments.names or scripts:
+    texts = {path.stem: path.read_text() for path in sorted(BENCH.glob("*.py"))}
+    scripts = {name: text for name, text in texts.items() if "__main__" in text}
+    names = arguments.names or list(scripts)
+    for name in names:
         if name not in scripts:
             raise BadConfig(f"bench: there is no {name!r}; there are {', '.join(scripts)}")
-    quick = ["--quick"] if arguments.quick else []
-    for name in arguments.names or scripts:
+    if arguments.list:
+        width = max(map(len, names), default=0)
+        return _print("\n".join(f"{name:{width}}  {_about(scripts[name])}" for name in names))
+    for name in names:
         print(f"bench/{name}.py", flush=True)
-        if subprocess.run([sys.executable, scripts[name], *quick], check=False).returncode:
+        if subprocess.run([sys.executable, BENCH / f"{name}.py", *quick], check=False).returncode:
             return FAILED
     return OK
+
+
+def _about(script: str) -> str:
+    """Return the first sentence of a script's docstring, up to a line's width."""
+    return textwrap.shorten((ast.get_docstring(ast.parse(script)) or "").partition(".")[0], 80)

@@ -15,13 +15,13 @@ class BadRequest(RegrowError):
 
 
 class ContextLengthExceeded(BadRequest):
-    """Prompt and answer do not fit the context of a slot (sizes in tokens)."""
+    """Prompt and answer do not fit the context of a slot (sizes in tokens); `param` held the prompt."""
 
-    def __init__(self, prompt: int, max_tokens: int, context: int) -> None:
+    def __init__(self, prompt: int, max_tokens: int, context: int, param: str = "messages") -> None:
         super().__init__(
             f"the prompt has {prompt} tokens and max_tokens is {max_tokens}: "
             f"together they exceed the context of {context} tokens",
-            param="messages",
+            param=param,
             code="context_length_exceeded",
         )
 

@@ -16,8 +16,9 @@ from regrow.errors import BadConfig
 
 HELP_WIDTH = 100
 SOURCES = (
-    "Every option can also come from the environment (--log-level: REGROW_LOG_LEVEL) or from a TOML file "
-    '(--config; log-level = "debug"). The command line wins, then the environment, then the file.'
+    "Every option can also come from the environment (--log-level: REGROW_LOG_LEVEL, MODEL: REGROW_MODEL) or "
+    'from a TOML file (--config; log-level = "debug"). The command line wins, then the environment, then the '
+    "file."
 )
 
 
@@ -105,10 +106,17 @@ def _on_off(text: str) -> bool:
     return {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}[text.lower()]
 
 
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(filter(None, map(str.strip, text.split(","))))
+    if not names:
+        raise ValueError
+    return names
+
+
 ON_OFF = Kind("on|off", "on or off", _on_off)
 SWITCH = Kind("", "on or off", _on_off, switch=True)
 PATH = Kind("PATH", "a path", lambda text: Path(text).expanduser())
-NAMES = Kind("NAME[,NAME]", "names, separated by commas", lambda text: tuple(filter(None, text.split(","))))
+NAMES = Kind("NAME[,NAME]", "names, separated by commas", _names)
 
 
 class Parser(argparse.ArgumentParser):

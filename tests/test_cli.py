@@ -104,13 +104,30 @@ def test_the_environment_and_a_file_give_options_too(
         (["serve", "--config", "/nowhere.toml"], "/nowhere.toml"),
         (["serve", "a", "b"], "b"),
         (["dance"], "dance"),
-        (["bench", "nothing"], "bench"),
+        (["serve", "--served-model-name", " ,"], "give names, separated by commas"),
     ],
 )
 def test_a_wrong_command_line_is_one_clear_line_and_2(
     capsys: pytest.CaptureFixture[str], argv: list[str], words: str
 ) -> None:
     assert words in refusal(capsys, *argv)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [o for o in cli.all_options(cli.SERVE) if o.kind.metavar in ("N", "X") or "|" in o.kind.metavar],
+    ids=lambda option: option.name,
+)
+def test_a_wrong_value_of_any_option_names_where_it_stands_and_what_is_allowed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: cli.Option
+) -> None:
+    told = f": '-5' is not allowed; give {option.kind.allowed}\n"
+    assert refusal(capsys, "serve", option.flag, "-5") == f"regrow: {option.flag}{told}"
+    path = tmp_path / "regrow.toml"
+    path.write_text(f"{option.name} = -5\n")
+    assert refusal(capsys, "serve", "--config", str(path)) == f"regrow: {option.name} in {path}{told}"
+    monkeypatch.setenv(option.variable, "-5")
+    assert refusal(capsys, "serve") == f"regrow: {option.variable}{told}"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org"])
@@ -166,19 +183,47 @@ def test_python_m_regrow_is_regrow() -> None:
     assert done.stdout.startswith("regrow ")
 
 
-def test_bench_runs_the_scripts_of_the_checkout_and_tells_when_one_fails(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def benches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A checkout's bench/ with a bench that works, one that fails, and what they share."""
     (tmp_path / "good.py").write_text(
-        "import shared, sys; print('ran', *sys.argv[1:], __name__ == '__main__')"
+        '"""Shows that it ran. More."""\n'
+        'import harness, sys; print("ran", *sys.argv[1:], __name__ == "__main__")'
     )
     (tmp_path / "worse.py").write_text("assert __name__ != '__main__'")
-    (tmp_path / "shared.py").write_text("")
+    (tmp_path / "harness.py").write_text("")
     monkeypatch.setattr(cli, "BENCH", tmp_path)
+    return tmp_path
+
+
+def test_bench_runs_the_scripts_of_the_checkout_and_tells_when_one_fails(
+    benches: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli.main(["bench", "good"]) == 0
+    assert "ran True" in capfd.readouterr().out
     assert cli.main(["bench", "good", "--quick"]) == 0
     assert "ran --quick True" in capfd.readouterr().out
+    monkeypatch.setenv("REGROW_QUICK", "on")
     assert cli.main(["bench"]) == 1
-    assert cli.main(["bench", "shared"]) == 2
+    assert "ran --quick True" in capfd.readouterr().out
+
+
+def test_bench_lists_what_there_is_and_runs_nothing(benches: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--list"]) == 0
+    assert capfd.readouterr().out.splitlines() == ["good   Shows that it ran", "worse  "]
+
+
+def test_an_unknown_bench_is_told_with_those_there_are(
+    benches: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "there is no 'harness'; there are good, worse" in refusal(capsys, "bench", "good", "harness")
+
+
+def test_bench_outside_a_checkout_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cli, "BENCH", tmp_path)
+    assert "run this from a checkout" in refusal(capsys, "bench")
 
 
 @pytest.mark.parametrize(
@@ -196,3 +241,22 @@ def test_reports_are_tables_that_fit_100_columns(
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith(row) for line in lines)
     assert max(map(len, lines)) <= 100
+
+
+def test_doctor_tells_of_the_model_that_is_named_anywhere(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def told(*argv: str) -> str:
+        assert cli.main(["doctor", "--model-dir", str(tmp_path), *argv]) == 0
+        return " ".join(capsys.readouterr().out.split())
+
+    monkeypatch.setenv("COLUMNS", "200")
+    assert "model demo not here yet" in told()
+    assert "chat template the model's own" in told("random:llama")
+    monkeypatch.setenv("REGROW_MODEL", "random:falcon_h1")
+    assert "falcon_h1, from random weights" in told()
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert "chat template --chat-template" in told("--chat-template", template)
+    assert "--chat-template takes a Jinja template" in refusal(
+        capsys, "doctor", "--chat-template", "/nowhere"
+    )

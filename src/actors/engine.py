@@ -47,6 +47,7 @@ from regrow.actors.threads import DriverHandle, RealThreads, Threads
 from regrow.config import EngineSettings
 from regrow.errors import ActorDown, BadRequest, DeadlineExceeded, Draining, Overloaded
 from regrow.gpu.device_loop import DeviceLoop
+from regrow.policy.plan import ReadPlan
 from regrow.policy.request import Exactness, GenerateRequest, SamplingParams
 
 log = structlog.get_logger(__name__)
@@ -125,7 +126,8 @@ class Engine:
             table=served.table,
             namespace=served.namespace,
             context=served.runner.context,
-            checkpoints=settings.checkpoints if settings.cache else 0,
+            checkpoints=settings.checkpoints,
+            cache=settings.cache,
             checkpoint_every=settings.checkpoint_every,
         )
         geometry = served.runner.geometry
@@ -195,7 +197,6 @@ class Engine:
             now=now,
             exact=served.exact,
             checkpoints=settings.checkpoints,
-            caching=settings.cache,
             verify=settings.verify,
             root_cells=settings.root_cells,
             ask_deadline_s=settings.ask_deadline_s,
@@ -205,7 +206,7 @@ class Engine:
             cancel=lambda request: self.engine.tell(Cancel(request)),
             expire=lambda request, error: self.engine.tell(Cancel(request, error)),
             now=now,
-            explain=Explainer(served.tokenizer, served.exact, settings.chunk, settings.cache),
+            explain=Explainer(served.tokenizer, served.exact, settings.chunk),
             queue=settings.queue,
             event_buffer=settings.event_buffer,
             exact=served.exact,
@@ -281,6 +282,24 @@ class Engine:
         except ValueError:
             raise BadRequest(f"{root!r} is not the id of a root", param="root") from None
         return await self.cache.ask(Forget(prefix), self.settings.ask_deadline_s)
+
+    async def plan_of(self, request: GenerateRequest) -> tuple[list[int], ReadPlan]:
+        """Return the tokens of a prompt, and where its reading would be cut; raises BadRequest."""
+
+        def plan() -> tuple[list[int], ReadPlan]:
+            keys, cuts = self._prepare.plan_of(request)
+            return keys.tolist(), cuts
+
+        return await self._threads.run(plan)
+
+    async def text_of(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included; raises BadRequest for what is no id."""
+        return await self._threads.run(lambda: self._prepare.text_of(tokens))
+
+    async def render(self, request: GenerateRequest) -> str:
+        """Return the text of a chat's prompt; raises BadRequest naming the field."""
+        chat = request.messages, request.tools, request.template_options
+        return await self._threads.run(lambda: self.tokenizer.render(*chat))
 
     def slot(self, number: int) -> ActorRef:
         return self.slots[number]

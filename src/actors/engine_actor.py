@@ -18,13 +18,14 @@ from regrow.actors.messages import (
     CacheChanged,
     Cancel,
     CutOff,
+    Distrust,
     Drain,
     EngineReport,
     EngineStats,
     MountEnded,
+    NowServing,
     Prepared,
     RequestDone,
-    Serving,
     SessionChanged,
     Stale,
     Submit,
@@ -117,7 +118,10 @@ class EngineActor:
             case MountEnded():
                 self._placement.mount_ended(message)
                 self._dispatch()
-            case Serving(slot, request):
+            case Distrust():
+                for ref in self._w.slots:
+                    ref.tell(message)
+            case NowServing(slot, request):
                 self._found(slot, request)
             case RequestDone():
                 self._done(message)

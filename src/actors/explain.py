@@ -21,7 +21,6 @@ class Explainer:
     tokenizer: ChatTokenizer
     exact: Exactness
     chunk: int
-    cache: bool
 
     def __call__(
         self, prepared: Prepared, reused: int, placement: Placement
@@ -41,8 +40,7 @@ class Explainer:
             usable=0 if nearest is None else placement.usable(prepared, nearest),
             holder="" if nearest is None else f"{nearest.holder.id.kind} {nearest.holder.id.key}",
         )
-        cache = prepared.cache if self.cache else "off"
-        miss = why(prepared.plan, known, reused, chunk=self.chunk, cache=cache)
+        miss = why(prepared.plan, known, reused, chunk=self.chunk, cache=prepared.cache)
         if miss is None or not shared or shared >= len(prepared.keys):
             return miss, None
         return miss, self._divergence(prepared, shared)

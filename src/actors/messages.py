@@ -167,7 +167,16 @@ class SessionChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class Serving:
+class Distrust:
+    """To the engine, and from it to every slot: a prompt with this first cut gave no finite logits; forget
+    all that shares it."""
+
+    position: int
+    hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NowServing:
     """To a new life of the engine: what this slot serves now, with all that was admitted before."""
 
     slot: int

@@ -26,7 +26,7 @@ from regrow.actors.parking import Loan
 from regrow.actors.runtime import ActorRef, Ask
 from regrow.actors.session import Session
 from regrow.config import RootCells
-from regrow.errors import DeviceFailed, RegrowError, VerifyFailed
+from regrow.errors import ActorDown, DeviceFailed, RegrowError, VerifyFailed
 from regrow.gpu.types import Geometry, HostCells
 from regrow.models.detokenize import Detokenizer
 from regrow.policy.directory import HolderId
@@ -48,7 +48,7 @@ class SlotWiring:
     """What a slot is given: who to speak to, the model's geometry, and the settings it needs.
 
     detokenizer makes a fresh one for each answer. now is the engine clock in seconds. checkpoints: how many a
-    session keeps. caching: off for the whole engine where False. verify: read again
+    session keeps. verify: read again
     what is mounted, and compare.
     """
 
@@ -61,7 +61,6 @@ class SlotWiring:
     now: Callable[[], float]
     exact: Exactness
     checkpoints: int
-    caching: bool
     verify: bool
     root_cells: RootCells
     ask_deadline_s: float
@@ -115,7 +114,7 @@ async def mount(wiring: SlotWiring, slot: int, session: Session, admit: Admit) -
         elif position and not session.begins(admit.prepared, position):
             raise SourceGone("the slot's session has changed")
         upto = session.resumable(hybrid=wiring.geometry.hybrid)
-        if wiring.caching and upto > (position if holder == here else 0):
+        if upto > (position if holder == here else 0):
             await park(wiring, slot, session, upto)  # it could be resumed past what stays (S3)
         wiring.cache.tell(LetGo(here, spans_above=position if holder == here else 0))
         mounted = await _mounted(wiring, Mount(slot, position, source, state))
@@ -145,6 +144,8 @@ async def _verify(wiring: SlotWiring, slot: int, admit: Admit) -> None:
 async def _mounted(wiring: SlotWiring, message: Mount) -> Mounted:
     try:
         return await wiring.device.ask(message, wiring.ask_deadline_s)
+    except ActorDown as error:
+        raise DeviceFailed(f"the device was restarted: {error}") from error
     except DeviceFailed:
         if message.source is None:
             raise

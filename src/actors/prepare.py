@@ -3,20 +3,22 @@
 Runs on a worker thread.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from regrow.actors.messages import Prepared
 from regrow.errors import BadRequest, ContextLengthExceeded
 from regrow.models.tokenizer import ChatTokenizer
-from regrow.policy.checkpoints import checkpoint_cuts, message_end
+from regrow.policy.checkpoints import CheckpointCut, checkpoint_cuts, message_end, system_end
 from regrow.policy.keys import Keys, Namespace, as_keys, prefix_hashes
 from regrow.policy.plan import ChunkTable, ReadPlan, build_plan
-from regrow.policy.request import GenerateRequest, StopRules
+from regrow.policy.request import CacheUse, GenerateRequest, StopRules
 
 
 @dataclass(frozen=True, slots=True)
 class Preparer:
-    """What preparing needs to know of the model and the settings. context: tokens a slot holds."""
+    """What preparing needs to know of the model and the settings. context: tokens a slot holds. cache: False
+    turns it off for every request."""
 
     tokenizer: ChatTokenizer
     table: ChunkTable
@@ -24,20 +26,27 @@ class Preparer:
     context: int
     checkpoints: int
     checkpoint_every: int
+    cache: bool = True
 
     def __call__(self, request: GenerateRequest) -> Prepared:
         """Raises BadRequest naming the field, or ContextLengthExceeded with both numbers."""
-        keys = self._keys(request)
+        keys, plan = self.plan_of(request)
+        if not len(keys):
+            raise BadRequest("the prompt is empty", param=_field(request))
         room = self.context - len(keys)
         wanted_tokens = request.max_tokens if request.max_tokens is not None else max(room, 1)
         if wanted_tokens < 1:
             raise BadRequest("max_tokens must be at least 1", param="max_tokens")
         if wanted_tokens > room:
-            raise ContextLengthExceeded(len(keys), wanted_tokens, self.context)
-        plan = build_plan(keys, self.table, self.tokenizer.marks)
+            raise ContextLengthExceeded(len(keys), wanted_tokens, self.context, _field(request))
+        if not all(request.stop):
+            raise BadRequest("stop: a stop string cannot be empty", param="stop")
+        self._known(request.stop_token_ids, "stop_token_ids")
+        self._known(tuple(request.sampling.logit_bias), "logit_bias")
         namespace = self.namespace.salted(request.cache_salt)
-        pin = 0 if request.pin is None else self._pinned(request, plan)
-        checkpoints = checkpoint_cuts(plan, self.checkpoint_every, (), self.checkpoints, pin)
+        cache = request.cache if self.cache else "off"
+        pin = 0 if request.pin is None else _pinned(request, plan)
+        checkpoints = self._checkpoints(plan, cache, pin)
         ends = frozenset(self.tokenizer.eos_ids)
         return Prepared(
             keys=keys,
@@ -54,29 +63,51 @@ class Preparer:
                 min_tokens=request.min_tokens,
             ),
             banned=ends if request.ignore_eos else frozenset(),
-            cache=request.cache,
+            cache=cache,
             cache_salt=request.cache_salt,
             priority=request.priority,
             deadline_s=request.deadline_s,
         )
 
-    def _pinned(self, request: GenerateRequest, plan: ReadPlan) -> int:
-        messages = len(request.messages)
-        if request.pin is None or not 0 <= request.pin < messages:
-            raise BadRequest(
-                f"regrow.pin is the index of a message, from 0 to {messages - 1}", param="regrow.pin"
-            )
-        return message_end(plan, request.pin, messages)
+    def _checkpoints(self, plan: ReadPlan, cache: CacheUse, pin: int) -> Sequence[CheckpointCut]:
+        """Return which cuts get a checkpoint: none with the cache off, the root in read-only use (S9)."""
+        if cache == "off":
+            return ()
+        cuts = checkpoint_cuts(plan, self.checkpoint_every, (), self.checkpoints, pin)
+        return cuts if cache == "on" else [cut for cut in cuts if cut.position == system_end(plan)]
+
+    def plan_of(self, request: GenerateRequest) -> tuple[Keys, ReadPlan]:
+        """Return a prompt, and where its reading is cut; raises BadRequest naming the field."""
+        keys = self._keys(request)
+        return keys, build_plan(keys, self.table, self.tokenizer.marks)
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included; raises BadRequest for what is no id."""
+        return self.tokenizer.decode(self._known(ids, "tokens"), skip_special_tokens=False)
 
     def _keys(self, request: GenerateRequest) -> Keys:
         if request.messages:
-            keys = self.tokenizer.encode_chat(request.messages, request.tools, request.template_options)
-        elif isinstance(request.prompt, str):
-            keys = self.tokenizer.encode(request.prompt)
-        else:
-            keys = as_keys(request.prompt or ())
-            if len(keys) and not 0 <= int(keys.min()) <= int(keys.max()) < self.tokenizer.vocab_size:
-                raise BadRequest(f"token ids are from 0 to {self.tokenizer.vocab_size - 1}", param="prompt")
-        if not len(keys):
-            raise BadRequest("the prompt is empty", param="messages" if request.messages else "prompt")
+            return self.tokenizer.encode_chat(request.messages, request.tools, request.template_options)
+        if isinstance(request.prompt, str):
+            return self.tokenizer.encode(request.prompt, request.add_special_tokens)
+        return self._known(request.prompt or (), "prompt")
+
+    def _known(self, ids: Sequence[int], param: str) -> Keys:
+        keys = as_keys(ids)
+        if len(keys) and not 0 <= int(keys.min()) <= int(keys.max()) < self.tokenizer.vocab_size:
+            raise BadRequest(f"{param}: token ids are from 0 to {self.tokenizer.vocab_size - 1}", param=param)
         return keys
+
+
+def _pinned(request: GenerateRequest, plan: ReadPlan) -> int:
+    """Return where the message that the client pins ends."""
+    messages = len(request.messages)
+    if request.pin is None or not 0 <= request.pin < messages:
+        allowed = f"regrow.pin is the index of a message, from 0 to {messages - 1}"
+        raise BadRequest(allowed, param="regrow.pin")
+    return message_end(plan, request.pin, messages)
+
+
+def _field(request: GenerateRequest) -> str:
+    """Return the name of the field that holds the prompt."""
+    return "messages" if request.messages else "prompt"

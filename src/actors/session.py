@@ -9,7 +9,7 @@ import numpy as np
 from regrow.actors.messages import Prepared
 from regrow.actors.parking import Parkable
 from regrow.policy.chain import Chain
-from regrow.policy.checkpoints import last_start
+from regrow.policy.checkpoints import last_start, system_end
 from regrow.policy.directory import Holder, HolderId
 from regrow.policy.keys import Keys, Namespace, as_keys, common_prefix
 from regrow.policy.plan import ReadPlan
@@ -65,8 +65,16 @@ class Session:
         self.hashes = dict(zip(prepared.plan.cuts, prepared.hashes, strict=True))
         self.pure = min(self.pure, position)
         self.marks = marks
-        self.public = ALL if prepared.cache == "on" else position
+        root = system_end(prepared.plan) if prepared.cache == "read-only" else 0
+        self.public = ALL if prepared.cache == "on" else max(position, root)
         self.live = True
+
+    def forget_beyond(self, position: int) -> None:
+        """Give up the keys beyond `position`: nobody goes on from there."""
+        if position < self.length:
+            self.keys = self.keys[:position]
+            self.pure = min(self.pure, position)
+            self.live = False
 
     def extend(self, prompt: Keys, position: int, answer: Sequence[int]) -> None:
         """Hold the first `position` keys of the prompt followed by the answer."""

@@ -15,17 +15,18 @@ from regrow.actors.messages import (
     Cancel,
     DeviceTicks,
     DigestRequest,
+    Distrust,
     EmptySlot,
     Evicted,
     KeepState,
     LetGo,
     MountEnded,
+    NowServing,
     Purge,
     RequestDone,
     ReserveStates,
     RootOffer,
     RootTouch,
-    Serving,
     SessionChanged,
     SlotDigest,
     SlotReport,
@@ -37,7 +38,7 @@ from regrow.actors.messages import (
 )
 from regrow.actors.mounting import SlotWiring, SourceGone, mount, park
 from regrow.actors.runtime import Down
-from regrow.actors.service import Service
+from regrow.actors.serving import Serving
 from regrow.actors.session import Session
 from regrow.errors import BadRequest, DeviceFailed, NonFiniteLogits, RegrowError, SlowConsumer
 from regrow.gpu.device_loop import Broken, ChunkRead, EndReason, Job, JobEnded, TokenDrawn
@@ -56,7 +57,7 @@ class SlotActor:
         self._w = wiring
         self._session = Session()
         self._version = self._epoch = life << 32
-        self._serving: Service | None = None
+        self._serving: Serving | None = None
         self._generation = 0  # of the device when it mounted the session
 
     @property
@@ -86,6 +87,8 @@ class SlotActor:
                     self._halt(self._serving, "cancelled", error)
             case WantCut(request, position):
                 await self._want(request, position)
+            case Distrust(position, key):
+                self._distrust(position, key)
             case DigestRequest():
                 return await self._digest()
             case Evicted(prefixes):
@@ -103,7 +106,7 @@ class SlotActor:
             self._w.engine.tell(Stale(self._slot, admit.request))
             return
         self._epoch += 1
-        serving = Service.of(admit, self._epoch, self._w)
+        serving = Serving.of(admit, self._epoch, self._w)
         try:
             mounted, copied = await mount(self._w, self._slot, self._session, admit)
         except SourceGone as gone:
@@ -134,10 +137,13 @@ class SlotActor:
         )
         self._put(serving, MountedEvent(self._w.now(), position, mounted.ms))
         self._touch_root(admit)
+        if serving.phase == "stopping":  # its reader does not even take these events
+            self._end(serving)
+            return
         await self._hold_states(serving)
         self._start(serving)
 
-    def _start(self, serving: Service) -> None:
+    def _start(self, serving: Serving) -> None:
         prepared = serving.admit.prepared
         job = Job(
             slot=self._slot,
@@ -160,21 +166,21 @@ class SlotActor:
         else:
             self._read_done(serving)
 
-    async def _hold_states(self, serving: Service) -> None:
+    async def _hold_states(self, serving: Serving) -> None:
         """Hold the wanted states that are there up to the resume point (S8), and get room for those
         beyond."""
         admit = serving.admit
-        if not self._w.geometry.hybrid or not self._w.caching:
+        if not self._w.geometry.hybrid or admit.prepared.cache == "off":
             return
         here = admit.resume
         below = [p for p in (*admit.wanted, here) if 0 < p <= here and p in self._session.hashes]
-        beyond = [p for p in admit.wanted if p > here] if admit.prepared.cache != "off" else []
-        if admit.prepared.cache == "read-only":
-            beyond = [p for p in beyond if p == system_end(admit.prepared.plan)]
+        beyond = [
+            p for p in reversed(admit.wanted) if p > here
+        ]  # the deepest first, if there is no room for all
         await self._reserve(serving, sorted(set(below)), size=0)
         await self._reserve(serving, beyond, size=self._w.geometry.bytes_per_checkpoint)
 
-    async def _reserve(self, serving: Service, positions: list[int], size: int) -> None:
+    async def _reserve(self, serving: Serving, positions: list[int], size: int) -> None:
         """Ask for room for the states at `positions`; a state that is there already is held instead (P5)."""
         hashes = self._session.hashes
         wanted = tuple((hashes[p], size) for p in positions)
@@ -211,7 +217,7 @@ class SlotActor:
                 assert_never(event)
 
     async def _chunk_read(
-        self, serving: Service, position: int, seconds: float, snapshot: Snapshot | None
+        self, serving: Serving, position: int, seconds: float, snapshot: Snapshot | None
     ) -> None:
         session, prepared = self._session, serving.admit.prepared
         if session.pure == serving.position:
@@ -220,7 +226,7 @@ class SlotActor:
         serving.position = position
         session.extend(prepared.keys, position, ())
         await self._keep(serving, position, snapshot)
-        if position == system_end(prepared.plan) and self._w.caching and prepared.cache != "off":
+        if position == system_end(prepared.plan) and prepared.cache != "off":
             self._w.roots.tell(RootOffer(session.hashes[position], position))
             if self._w.root_cells == "always":
                 await park(self._w, self._slot, session, position)
@@ -234,7 +240,7 @@ class SlotActor:
         else:
             self._tell_session()
 
-    async def _keep(self, serving: Service, position: int, snapshot: Snapshot | None) -> None:
+    async def _keep(self, serving: Serving, position: int, snapshot: Snapshot | None) -> None:
         """Keep the state that was taken at `position`, or the one that was there already."""
         lease = serving.leases.pop(position, None)
         if position in serving.there:
@@ -247,14 +253,14 @@ class SlotActor:
             if await self._w.ask_cache(keep, False):
                 self._add_to_chain(serving, position)
 
-    def _add_to_chain(self, serving: Service, position: int) -> None:
+    def _add_to_chain(self, serving: Serving, position: int) -> None:
         """Put a checkpoint into the chain; beyond the limit the least recently used one goes (P5)."""
         protected = {*serving.admit.prepared.protected, position}
         chain = self._session.chain.added(position, self._session.hashes[position], protected=True)
         dropped, self._session.chain = chain.protecting(protected).limited(self._w.checkpoints)
         self._let_go(dropped)
 
-    def _read_done(self, serving: Service) -> None:
+    def _read_done(self, serving: Serving) -> None:
         now = self._w.now()
         serving.read_ms = (now - serving.read_began) * 1e3
         if serving.phase == "reading":
@@ -262,7 +268,7 @@ class SlotActor:
         self._put(serving, ReadDone(now, serving.reused, serving.position - serving.reused, serving.read_ms))
         self._tell_session()
 
-    def _token(self, serving: Service, token: int) -> None:
+    def _token(self, serving: Serving, token: int) -> None:
         serving.answer.append(token)
         if serving.phase == "stopping":
             return  # drawn before the device saw the stop; its cell is true, its text is dropped
@@ -271,25 +277,30 @@ class SlotActor:
         if stopped:
             self._halt(serving, "stop", None)
 
-    async def _job_ended(self, serving: Service, ended: JobEnded) -> None:
+    async def _job_ended(self, serving: Serving, ended: JobEnded) -> None:
         if ended.reason == "failed":
             self._fail(serving, DeviceFailed("a step on the device failed; the device is restarted"))
             return
         if ended.reason == "non_finite":
-            self._w.cache.tell(Purge(frozenset(self._session.hashes.values())))
+            prepared = serving.admit.prepared
+            if cuts := prepared.plan.cuts:  # before anybody can be placed on what shares them
+                self._w.engine.tell(Distrust(cuts[0], prepared.hashes[0]))
+            self._w.cache.tell(Purge(frozenset(prepared.hashes)))
             self._fail(serving, NonFiniteLogits("the model gave no finite logits for this request"))
             return
         keys = serving.admit.prepared.keys
         in_prompt = min(ended.length, len(keys))
         self._session.extend(keys, in_prompt, serving.answer[: ended.length - in_prompt])
-        keeps = self._w.caching and serving.admit.prepared.cache == "on"
-        if keeps and ended.snapshot is not None and ended.length in self._session.hashes:
+        if ended.reason == "repeat":
+            self._session.forget_beyond(serving.position)
+        kept = serving.admit.prepared.cache == "on" and ended.length in self._session.hashes
+        if kept and ended.snapshot is not None:
             await self._reserve(serving, [ended.length], self._w.geometry.bytes_per_checkpoint)
             await self._keep(serving, ended.length, ended.snapshot)
         serving.finish(ended.reason)
         self._end(serving)
 
-    def _halt(self, serving: Service, reason: EndReason | str, error: RegrowError | None) -> None:
+    def _halt(self, serving: Serving, reason: EndReason | str, error: RegrowError | None) -> None:
         """End the job at the next chunk or step, once."""
         if serving.phase == "stopping":
             return
@@ -298,7 +309,7 @@ class SlotActor:
         serving.error = error
         self._w.device.tell(Stop(self._slot, serving.epoch))
 
-    def _fail(self, serving: Service, error: RegrowError) -> None:
+    def _fail(self, serving: Serving, error: RegrowError) -> None:
         """End the request and empty the session: what the slot holds is in doubt."""
         serving.error = error
         self._let_go((), tuple(serving.leases.values()))
@@ -306,11 +317,13 @@ class SlotActor:
         self._empty()
         self._end(serving)
 
-    def _end(self, serving: Service) -> None:
+    def _end(self, serving: Serving) -> None:
         """Tell the engine, then the client, that the request is over."""
         self._let_go((), tuple(serving.leases.values()))
         self._let_go(tuple(self._session.hashes[p] for p in serving.there if p > serving.position))
         self._serving = None
+        if serving.distrusted:
+            self._empty()
         self._tell_session()
         read = serving.position - serving.reused
         self._w.engine.tell(
@@ -324,6 +337,16 @@ class SlotActor:
             )
         )
         serving.close(self._slot, self._w)
+
+    def _distrust(self, position: int, key: bytes) -> None:
+        """Forget a session that shares this cut, at once or when its request ends."""
+        if self._session.hashes.get(position) != key:
+            return
+        if self._serving is not None:
+            self._serving.distrusted = True
+        else:
+            self._empty()
+            self._tell_session()
 
     def _lost(self, down: Down) -> None:
         """Another actor has crashed: without the device nothing that it mounted is true, without the cache no
@@ -344,7 +367,7 @@ class SlotActor:
                 self._serving.there.clear()
         elif down.name == self._w.engine.name:
             served = self._serving.admit.request if self._serving is not None else None
-            self._w.engine.tell(Serving(self._slot, served))
+            self._w.engine.tell(NowServing(self._slot, served))
         self._tell_session()
 
     def _empty(self, *, tell_device: bool = True) -> None:
@@ -360,7 +383,7 @@ class SlotActor:
             raise BadRequest(f"slot {self._slot} is busy; its digest is taken when it is idle")
         return await self._w.device.ask(SlotDigest(self._slot), self._w.ask_deadline_s)
 
-    def _put(self, serving: Service, event: MountedEvent | Placed | ReadDone | ReadProgress | Token) -> None:
+    def _put(self, serving: Serving, event: MountedEvent | Placed | ReadDone | ReadProgress | Token) -> None:
         if not serving.admit.run.put(event):
             error = SlowConsumer("the reader of this answer fell behind; its events were no longer kept")
             self._halt(serving, "cancelled", error)

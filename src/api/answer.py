@@ -3,24 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgspec
-
-from regrow.actors.events import (
-    Event,
-    Failed,
-    Finished,
-    Mounted,
-    Placed,
-    Queued,
-    ReadDone,
-    ReadProgress,
-    Reuse,
-    Token,
-    Usage,
-)
-from regrow.api.errors import Cancelled, body_of
-
-Body = dict[str, object]
+from regrow.actors.events import Event, Finished, Token
+from regrow.api.facts import Body, Phase, facts, phase_facts, reuse_body
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +26,7 @@ class ChatAnswer:
             "logprobs": None,
             "finish_reason": end.reason,
         }
-        return {**self._head("chat.completion", [choice]), **_facts(end)}
+        return {**self._head("chat.completion", [choice]), **facts(end)}
 
     def opening(self) -> Body:
         """Return the first chunk: who speaks."""
@@ -53,13 +37,9 @@ class ChatAnswer:
         match event:
             case Token():
                 return self._text(event.text)
-            case Finished(reason="cancelled"):
-                return [{**body_of(Cancelled("the answer was cancelled")), **_facts(event)}]
-            case Failed():
-                return [{**body_of(event.error), **_facts(event)}]
             case Finished():
                 return [*self._text(event.text), *self._closing(event)]
-            case _ if self.progress:
+            case _ if self.progress and isinstance(event, Phase):
                 return [{**self._stream_head([]), "regrow": phase_facts(event)}]
         return []
 
@@ -69,7 +49,7 @@ class ChatAnswer:
     def _closing(self, end: Finished) -> list[Body]:
         last = self._chunk({}, end.reason)
         if self.usage:
-            return [last, {**self._stream_head([]), **_facts(end)}]
+            return [last, {**self._stream_head([]), **facts(end)}]
         return [{**last, "regrow": reuse_body(end.reuse)}]
 
     def _chunk(self, delta: Mapping[str, object], finish_reason: str | None = None) -> Body:
@@ -89,52 +69,3 @@ class ChatAnswer:
             "model": self.model,
             "choices": choices,
         }
-
-
-def usage_body(usage: Usage) -> Body:
-    """Return OpenAI's usage object."""
-    return {
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.completion,
-        "total_tokens": usage.prompt + usage.completion,
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
-    }
-
-
-def reuse_body(reuse: Reuse) -> Body:
-    """Return the `regrow` object (E1); milliseconds are rounded to a tenth."""
-    body: Body = msgspec.to_builtins(reuse)
-    times = {name: round(getattr(reuse, name), 1) for name in ("queue_ms", "mount_ms", "read_ms")}
-    return {**body, **times}
-
-
-def phase_facts(event: Queued | Placed | Mounted | ReadProgress | ReadDone) -> Body:
-    """Return what a chunk of a client that asked for progress tells of an event before the first token."""
-    match event:
-        case Queued():
-            return {"phase": "queued", "ahead": event.ahead}
-        case Placed():
-            return {
-                "phase": "placed",
-                "slot": event.slot,
-                "source": event.source,
-                "reused": event.reused,
-                "total": event.prompt,
-            }
-        case Mounted():
-            return {"phase": "mounted", "reused": event.reused, "ms": round(event.ms, 1)}
-        case ReadProgress():
-            return {
-                "phase": "reading",
-                "position": event.position,
-                "reused": event.reused,
-                "total": event.total,
-                "tok_s": round(event.tokens_per_s, 1),
-                "eta_ms": round(event.eta_ms, 1),
-            }
-        case ReadDone():
-            return {"phase": "decoding", "reused": event.reused, "read": event.read, "ms": round(event.ms, 1)}
-
-
-def _facts(end: Finished | Failed) -> Body:
-    return {"usage": usage_body(end.usage), "regrow": reuse_body(end.reuse)}

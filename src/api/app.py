@@ -4,11 +4,13 @@ from aiohttp import web
 
 from regrow.api.access import access, add_request_id
 from regrow.api.chat import chat_completions
+from regrow.api.completions import completions
 from regrow.api.guard import guard
 from regrow.api.models import get_model, list_models
 from regrow.api.port import EnginePort, Gate
 from regrow.api.state import GATE, SETTINGS
 from regrow.api.status import health, ready, status
+from regrow.api.tokens import apply_template, detokenize, tokenize
 from regrow.config import ServerSettings
 
 
@@ -21,6 +23,10 @@ def make_app(engine: EnginePort | None, settings: ServerSettings) -> web.Applica
     app.add_routes(
         [
             web.post("/v1/chat/completions", chat_completions),
+            web.post("/v1/completions", completions),
+            web.post("/tokenize", tokenize),
+            web.post("/detokenize", detokenize),
+            web.post("/apply-template", apply_template),
             web.get("/v1/models", list_models),
             web.get("/v1/models/{name:.+}", get_model),
             web.get("/v1/status", status),

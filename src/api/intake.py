@@ -1,14 +1,14 @@
-"""From a decoded chat body to the engine's request: defaults, what only the engine's facts can check, and a
-clear no to what is not served yet."""
+"""From a decoded body to what the engine is asked for: defaults, what only the engine's facts can check, and
+a clear no to what is not served yet."""
 
 import dataclasses
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import cast
 
-import msgspec
-
+from regrow.api.chat_prompt import chat_prompt
 from regrow.api.port import ModelInfo
-from regrow.api.schema import ChatRequest, Message, NamedTool, RefusalPart, RegrowOptions, TextPart
+from regrow.api.schema import ChatRequest, CompletionRequest, Generation, NamedTool, RegrowOptions
 from regrow.errors import BadRequest
 from regrow.policy.request import GenerateRequest, SamplingParams
 
@@ -21,32 +21,42 @@ SAMPLING_FIELDS = (
     "repetition_penalty",
     "logit_bias",
 )
-TEMPLATE_OWN = frozenset({"messages", "conversations", "tools", "chat_template"})
 SEED_SPACE = 2**63
+COMPLETION_TOKENS = 16  # what /v1/completions answers with where max_tokens is not given, as OpenAI does
+PROMPT_LIMIT = 2048
 
 
-def generate_request(body: ChatRequest, info: ModelInfo, message_limit: int) -> GenerateRequest:
+def chat_request(body: ChatRequest, info: ModelInfo, message_limit: int) -> GenerateRequest:
     """Return what the engine is asked for; raises BadRequest naming the field that cannot be served."""
-    for param, reason in _not_served(body):
-        raise BadRequest(f"{param}: {reason}", param=param, code="unsupported_value")
-    if not info.has_template:
-        raise BadRequest("this model has no chat template", param="messages", code="no_chat_template")
-    if len(body.messages) > message_limit:
-        raise BadRequest(f"messages: at most {message_limit} are allowed", param="messages")
+    _refuse([*_not_served(body), *_not_served_in_chat(body)])
+    return _asked(body, chat_prompt(body, info, message_limit), _max_tokens(body), info)
+
+
+def completion_requests(body: CompletionRequest, info: ModelInfo) -> list[GenerateRequest]:
+    """Return what the engine is asked for, a request for each prompt; raises BadRequest naming the field."""
+    _refuse([*_not_served(body), *_not_served_in_completions(body)])
+    special = body.add_special_tokens is not False
+    max_tokens = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    return [
+        _asked(body, GenerateRequest(prompt=prompt, add_special_tokens=special), max_tokens, info)
+        for prompt in _prompts(body.prompt)
+    ]
+
+
+def _asked(
+    body: Generation, prompt: GenerateRequest, max_tokens: int | None, info: ModelInfo
+) -> GenerateRequest:
+    """Return `prompt` with all that a body says of its answer."""
     extension = body.regrow or RegrowOptions()
-    max_tokens = _max_tokens(body)
     min_tokens = body.min_tokens or 0
     if max_tokens is not None and min_tokens > max_tokens:
-        raise BadRequest("min_tokens: more than max_tokens", param="min_tokens")
+        raise BadRequest(f"min_tokens: more than max_tokens, which is {max_tokens}", param="min_tokens")
     stop_token_ids = tuple(body.stop_token_ids or ())
     _check_token_ids("stop_token_ids", stop_token_ids, info)
     _check_token_ids("logit_bias", body.logit_bias or (), info)
     priority = body.priority if extension.priority is None else extension.priority
-    tools = () if body.tool_choice == "none" else body.tools or ()
-    return GenerateRequest(
-        messages=[_message(message, i) for i, message in enumerate(body.messages)],
-        tools=[msgspec.to_builtins(tool) for tool in tools],
-        template_options=_template_options(body),
+    return dataclasses.replace(
+        prompt,
         sampling=_sampling(body, info.default_sampling),
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -60,12 +70,22 @@ def generate_request(body: ChatRequest, info: ModelInfo, message_limit: int) -> 
     )
 
 
-def _not_served(body: ChatRequest) -> Iterator[tuple[str, str]]:
+def _refuse(reasons: Iterable[tuple[str, str]]) -> None:
+    for param, reason in reasons:
+        raise BadRequest(f"{param}: {reason}", param=param, code="unsupported_value")
+
+
+def _not_served(body: ChatRequest | CompletionRequest) -> Iterator[tuple[str, str]]:
     """Yield (field, reason) for what OpenAI allows and this server does not do yet."""
     if (body.n or 1) > 1:
-        yield "n", "only 1 answer per request is served"
-    if body.logprobs or body.top_logprobs:
-        yield "logprobs" if body.logprobs else "top_logprobs", "log-probabilities are not served"
+        yield "n", "only 1 answer per prompt is served"
+    if body.logprobs is not None and body.logprobs is not False:
+        yield "logprobs", "log-probabilities are not served"
+
+
+def _not_served_in_chat(body: ChatRequest) -> Iterator[tuple[str, str]]:
+    if body.top_logprobs:
+        yield "top_logprobs", "log-probabilities are not served"
     if body.response_format is not None and body.response_format.type != "text":
         yield "response_format", "only the type text is served"
     if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):
@@ -78,6 +98,29 @@ def _not_served(body: ChatRequest) -> Iterator[tuple[str, str]]:
         yield "modalities", "only text is served"
     if body.audio is not None:
         yield "audio", "only text is served"
+
+
+def _not_served_in_completions(body: CompletionRequest) -> Iterator[tuple[str, str]]:
+    if body.suffix:
+        yield "suffix", "a text cannot be filled in before another"
+    if (body.best_of or 1) > 1:
+        yield "best_of", "only 1 answer per prompt is served"
+
+
+def _prompts(given: str | list[str | int | list[int]]) -> list[str | list[int]]:
+    """Return the prompts that the four forms of the field stand for."""
+    if isinstance(given, str):
+        return [given]
+    kinds = set(map(type, given))
+    if len(kinds) > 1:
+        raise BadRequest("prompt: texts, token ids and lists of token ids cannot be mixed", param="prompt")
+    if not given:
+        raise BadRequest("prompt: the list is empty", param="prompt")
+    if kinds == {int}:
+        return [cast(list[int], given)]
+    if len(given) > PROMPT_LIMIT:
+        raise BadRequest(f"prompt: at most {PROMPT_LIMIT} are allowed", param="prompt")
+    return cast(list[str | list[int]], given)
 
 
 def _max_tokens(body: ChatRequest) -> int | None:
@@ -94,50 +137,10 @@ def _check_token_ids(param: str, ids: tuple[int, ...] | Mapping[int, float], inf
         )
 
 
-def _sampling(body: ChatRequest, default: SamplingParams) -> SamplingParams:
+def _sampling(body: Generation, default: SamplingParams) -> SamplingParams:
     """Return the model's defaults, overridden by what was given; without a seed the answer draws its own."""
     given = {name: value for name in SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     if body.top_k is not None:
         given["top_k"] = max(body.top_k, 0)  # -1 and 0 both mean: keep all
     seed = secrets.randbelow(SEED_SPACE) if body.seed is None else body.seed % SEED_SPACE
     return dataclasses.replace(default, seed=seed, **given)
-
-
-def _template_options(body: ChatRequest) -> dict[str, object]:
-    options = dict(body.chat_template_kwargs or {})
-    if taken := sorted(TEMPLATE_OWN & options.keys()):
-        raise BadRequest(
-            f"chat_template_kwargs: {taken[0]} is set by the server", param=f"chat_template_kwargs.{taken[0]}"
-        )
-    if body.reasoning_effort is not None:
-        options.setdefault("reasoning_effort", body.reasoning_effort)
-    return options
-
-
-def _message(message: Message, index: int) -> dict[str, object]:
-    """Return the message as templates know it: `developer` is a system message, parts are one text."""
-    return {
-        **msgspec.to_builtins(message),
-        "role": "system" if message.role == "developer" else message.role,
-        "content": _text(message, f"messages[{index}].content"),
-    }
-
-
-def _text(message: Message, param: str) -> str:
-    if message.content is None:
-        if message.role != "assistant":
-            raise BadRequest(f"{param} is missing", param=param, code="missing_required_parameter")
-        return ""
-    if isinstance(message.content, str):
-        return message.content
-    texts = []
-    for i, part in enumerate(message.content):
-        if isinstance(part, TextPart):
-            texts.append(part.text)
-        elif isinstance(part, RefusalPart):
-            texts.append(part.refusal)
-        else:
-            kind = type(part).__name__.removesuffix("Part").lower()
-            reason = "this model has no vision" if kind == "image" else f"{kind} input is not served"
-            raise BadRequest(f"{param}[{i}]: {reason}", param=f"{param}[{i}]", code="unsupported_content")
-    return "\n".join(texts)

@@ -14,10 +14,10 @@ def served_names(info: ModelInfo, settings: ServerSettings) -> tuple[str, ...]:
     return settings.served_names or (info.name,)
 
 
-def check_served(name: str, info: ModelInfo, settings: ServerSettings) -> None:
-    """Raise ModelNotFound where `name` is not served."""
+def check_served(name: str | None, info: ModelInfo, settings: ServerSettings) -> None:
+    """Raise ModelNotFound where `name` is given and not served."""
     names = served_names(info, settings)
-    if name not in names:
+    if name is not None and name not in names:
         raise ModelNotFound(f"the model {name!r} is not served here; served: {', '.join(names)}")
 
 
@@ -41,4 +41,5 @@ def _model(name: str, info: ModelInfo) -> dict[str, object]:
         "created": info.created,
         "owned_by": "regrow",
         "context_length": info.context,
+        "capabilities": ["chat", "completions"] if info.has_template else ["completions"],
     }

@@ -3,12 +3,13 @@
 `Gate` stands between the routes and an engine that may still be loading.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from regrow.actors.events import Event
 from regrow.errors import RegrowError
+from regrow.policy.plan import ReadPlan
 from regrow.policy.request import GenerateRequest, SamplingParams
 
 
@@ -55,6 +56,18 @@ class EnginePort(Protocol):
 
     async def submit(self, request: GenerateRequest) -> Run:
         """Queue a request; raises BadRequest, ContextLengthExceeded, Overloaded or Draining."""
+        ...
+
+    async def plan_of(self, request: GenerateRequest) -> tuple[Sequence[int], ReadPlan]:
+        """Return the tokens of a prompt, and where its reading would be cut; raises BadRequest."""
+        ...
+
+    async def text_of(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included; raises BadRequest for what is no id."""
+        ...
+
+    async def render(self, request: GenerateRequest) -> str:
+        """Return the text of a chat's prompt; raises BadRequest."""
         ...
 
     async def status(self) -> object:

@@ -1,4 +1,4 @@
-"""The body of /v1/chat/completions as types; what does not decode to them is a 400 (`body.py`).
+"""The bodies of requests as types; what does not decode to them is a 400 (`body.py`).
 
 Unknown fields are ignored. A field of OpenAI's that is not served yet stands here too, so that a request
 that relies on it is refused (`intake.py`) instead of half answered. null means: not given.
@@ -19,7 +19,7 @@ Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 Share = Annotated[float, Meta(ge=0.0, le=1.0)]
 Count = Annotated[int, Meta(ge=0)]
 Positive = Annotated[int, Meta(ge=1)]
-TokenId = Annotated[int, Meta(ge=0)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
@@ -107,11 +107,8 @@ class RegrowOptions(Fields, frozen=True):
     deadline_ms: Positive | None = None
 
 
-class ChatRequest(Fields, frozen=True):
-    """The body of /v1/chat/completions."""
-
-    model: str
-    messages: Annotated[list[Message], Meta(min_length=1)]
+class Generation(Fields, frozen=True):
+    """What every request for an answer can say: how to draw, when to stop, how to answer."""
 
     temperature: Annotated[float, Meta(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
@@ -124,7 +121,6 @@ class ChatRequest(Fields, frozen=True):
     logit_bias: dict[TokenId, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
 
     max_tokens: Positive | None = None
-    max_completion_tokens: Positive | None = None
     min_tokens: Count | None = None
     stop: Filled | Annotated[list[Filled], Meta(max_length=16)] | None = None
     stop_token_ids: list[TokenId] | None = None
@@ -132,17 +128,35 @@ class ChatRequest(Fields, frozen=True):
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    tools: list[Tool] | None = None
-    tool_choice: ToolChoiceMode | NamedTool | None = None
-    parallel_tool_calls: bool | None = None
-    reasoning_effort: str | None = None
-    chat_template_kwargs: dict[str, object] | None = None
     user: str | None = None
     priority: int | None = None
     cache_salt: Filled | None = None
     regrow: RegrowOptions | None = None
 
     n: Positive | None = None
+
+
+class ChatBody(Generation, frozen=True):
+    """A chat. Routes that only show what becomes of one take the same body and ignore its other fields."""
+
+    model: str | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoiceMode | NamedTool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class ChatRequest(ChatBody, frozen=True, kw_only=True):
+    """The body of /v1/chat/completions."""
+
+    model: str
+    messages: Annotated[list[Message], Meta(min_length=1)]
+
+    max_completion_tokens: Positive | None = None
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     response_format: ResponseFormat | None = None
@@ -150,6 +164,42 @@ class ChatRequest(Fields, frozen=True):
     function_call: object = None
     modalities: list[str] | None = None
     audio: object = None
+
+
+class CompletionRequest(Generation, frozen=True, kw_only=True):
+    """The body of /v1/completions. `prompt`: a text, token ids, or a list of either."""
+
+    model: str
+    prompt: str | list[str | TokenId | list[TokenId]]
+
+    add_special_tokens: bool | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: Positive | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+
+
+class TokenizeRequest(ChatBody, frozen=True):
+    """The body of /tokenize: a `text` (vLLM calls it `prompt`), or the `messages` of a chat."""
+
+    text: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    cuts: bool | None = None
+
+
+class DetokenizeRequest(Fields, frozen=True, kw_only=True):
+    """The body of /detokenize."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+class TemplateRequest(ChatBody, frozen=True, kw_only=True):
+    """The body of /apply-template."""
+
+    messages: Annotated[list[Message], Meta(min_length=1)]
+    tokens: bool | None = None
 
 
 # What a choice may be, by the end of its path; [] stands for any index.

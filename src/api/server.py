@@ -40,7 +40,7 @@ async def serve(
         say(f"Loading the model; {url}/ready tells when it is done.")
         async with opening as engine:
             gate.loaded = engine
-            say(where_to_look(url, served_names(engine.info, settings)[0]))
+            say(where_to_look(url, served_names(engine.info, settings)[0], engine.info.has_template))
             await stop.wait()
             say("Stopping: what runs may finish. Press Ctrl-C again to end at once.")
             await engine.drain()
@@ -81,16 +81,22 @@ async def _bind(runner: web.AppRunner, settings: ServerSettings) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def where_to_look(url: str, model: str) -> str:
+def where_to_look(url: str, model: str, has_template: bool) -> str:
     """Return what the server says once the model is loaded."""
+    if has_template:
+        note, route = "", "chat/completions"
+        prompt = '"messages": [{"role": "user", "content": "Hello"}]'
+        chat = f"regrow chat --url {url}      a chat in the terminal\n  "
+    else:
+        note, route, chat = "\nIt has no chat template: completions only.", "completions", ""
+        prompt = '"prompt": "Once upon a time"'
     return f"""
-Serving {model} at {url}/v1
+Serving {model} at {url}/v1{note}
 
-  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\
-    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
+  curl {url}/v1/{route} -H 'Content-Type: application/json' \\
+    -d '{{"model": "{model}", {prompt}}}'
 
-  regrow chat --url {url}      a chat in the terminal
-  {url}/v1/status      what the server is doing
+  {chat}{url}/v1/status      what the server is doing
 
 Ctrl-C stops it.
 """

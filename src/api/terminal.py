@@ -66,7 +66,10 @@ class Chat:
     async def connect(self) -> None:
         """Learn the model's name; raises ChatFailed."""
         async with self._answered("GET", "/v1/models") as response:
-            self.model = (await response.json())["data"][0]["id"]
+            model = (await response.json())["data"][0]
+        self.model = model["id"]
+        if "chat" not in model.get("capabilities", ["chat"]):
+            raise ChatFailed(f"{self.model} has no chat template; use {self._url}/v1/completions")
 
     async def say(self, text: str) -> None:
         """Send a message and print the answer as it comes; raises ChatFailed.

@@ -34,7 +34,7 @@ class Arenas:
             raise ModelRefused(f"layer {key[0]} keeps cells {key[1]!r} that probing did not find")
         return self.cells[key]
 
-    def state_arenas(self, key: StateKey, like: torch.Tensor, size: int | None = None) -> None:
+    def ensure_state(self, key: StateKey, like: torch.Tensor, size: int | None = None) -> None:
         """Make sure that there are arenas for a state like `like` [batch, ...], its last dimension `size`."""
         if key not in self.rest:
             raise ModelRefused(f"layer {key[0]} keeps {key[1]} state {key[2]} that probing did not find")

@@ -4,6 +4,7 @@ import inspect
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from regrow.errors import ModelRefused
 from regrow.gpu.attention import NAME
@@ -22,7 +23,7 @@ class SlotModel:
     Raises ModelRefused for a model whose attention cannot be replaced.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self.config = model.config.get_text_config(decoder=True)
         self.device: torch.device = model.device
@@ -30,7 +31,8 @@ class SlotModel:
         model.set_attn_implementation(NAME)
         if self.config._attn_implementation != NAME:
             raise ModelRefused(f"{type(model).__name__} has an attention of its own that cannot be replaced")
-        self._experts = model._can_set_experts_implementation()
+        self._has_experts = model._can_set_experts_implementation()
+        self._experts = ""
         self._keep: dict[str, Any] = {"use_cache": True}
         if "logits_to_keep" in inspect.signature(model.forward).parameters:
             self._keep["logits_to_keep"] = 1
@@ -42,10 +44,10 @@ class SlotModel:
 
         Returns the logits [batch, vocab] of each row's last token.
         """
-        if self._experts:
-            self._model.set_experts_implementation(
-                _DECODING_EXPERTS if isinstance(call, Decoding) else _READING_EXPERTS
-            )
+        experts = _DECODING_EXPERTS if isinstance(call, Decoding) else _READING_EXPERTS
+        if self._has_experts and experts != self._experts:
+            self._model.set_experts_implementation(experts)
+            self._experts = experts
         cache.begin(call)
         name = "inputs_embeds" if tokens.is_floating_point() else "input_ids"
         out = self._model(**{name: tokens}, position_ids=positions, cache=cache, **self._keep)

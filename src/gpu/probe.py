@@ -46,7 +46,7 @@ class _GrowingArenas(Arenas):
             self._add_cells(self._cell_specs[-1])
         return self.cells[key]
 
-    def state_arenas(self, key: StateKey, like: torch.Tensor, size: int | None = None) -> None:
+    def ensure_state(self, key: StateKey, like: torch.Tensor, size: int | None = None) -> None:
         if key not in self.rest:
             shape = (*like.shape[1:-1], size or like.shape[-1])
             self._state_specs.append(StateSpec(*key, shape=shape, dtype=like.dtype))

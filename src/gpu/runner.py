@@ -6,9 +6,9 @@ uncommitted step moved is never taken for the state at the end of the cells.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 
 from regrow.gpu.arena import Arenas
 from regrow.gpu.call import Decoding, Reading
@@ -28,13 +28,12 @@ class ModelRunner:
     """`slots` slots of `context` cells for a `transformers` causal language model.
 
     context: a number, or a function that chooses it once it is known what the model keeps.
-
     exact: "full" steps always all slots, so that a row's bits do not depend on load; else a step runs rows 0
     up to the highest joined one. Raises ModelRefused where the model cannot run over slots.
     """
 
     def __init__(
-        self, model: Any, slots: int, context: int | Callable[[Geometry], int], exact: Exactness
+        self, model: PreTrainedModel, slots: int, context: int | Callable[[Geometry], int], exact: Exactness
     ) -> None:
         self._model = SlotModel(model)
         self._slots, self._exact = slots, exact

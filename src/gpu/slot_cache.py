@@ -59,7 +59,7 @@ class SlotLayer:
     def make_state(self, kind: StateKind, index: int, like: torch.Tensor, size: int | None) -> torch.Tensor:
         """Return the rows' running state as a view to be written."""
         key: StateKey = (self._index, kind, index)
-        self._cache.arenas.state_arenas(key, like, size)
+        self._cache.arenas.ensure_state(key, like, size)
         self._cache.made.add(key)
         view = self.state(kind, index)
         assert view is not None

@@ -34,9 +34,7 @@ def load_directory(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Return the model on `device` and its tokenizer; raises ModelRefused with the reason."""
     with quiet(), refusing(f"{path} cannot be loaded"):
-        config = _config(path)
-        _check_weights(path)
-        tokenizer = _tokenizer(path)
+        config, tokenizer = read_directory(path)
         model, info = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
@@ -49,6 +47,14 @@ def load_directory(
         )
         refuse_incomplete(path, info["missing_keys"], info["mismatched_keys"])
         return model, tokenizer
+
+
+def read_directory(path: Path) -> tuple[PreTrainedConfig, PreTrainedTokenizerFast]:
+    """Return all but the weights, which are only looked at; raises ModelRefused with the reason."""
+    with quiet(), refusing(f"{path} cannot be loaded"):
+        config = _config(path)
+        _check_weights(path)
+        return config, _tokenizer(path)
 
 
 def _config(path: Path) -> PreTrainedConfig:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from regrow.config import DType
 from regrow.models.byte_tokenizer import byte_tokenizer
@@ -74,7 +74,7 @@ def load_model(
         module=module,
         tokenizer=chat,
         fingerprint=module_fingerprint(module),
-        context=_context(module, tokenizer),
+        context=context_of(module.config, tokenizer),
         eos_ids=chat.eos_ids,
         default_sampling=sampling_of(module.generation_config),
         source=path,
@@ -107,6 +107,7 @@ def _end_ids(module: PreTrainedModel) -> frozenset[int]:
     return frozenset(ids)
 
 
-def _context(module: PreTrainedModel, tokenizer: PreTrainedTokenizerFast) -> int:
-    limit = getattr(module.config.get_text_config(), "max_position_embeddings", None)
+def context_of(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerFast) -> int:
+    """Return the positions that a model was made for."""
+    limit = getattr(config.get_text_config(), "max_position_embeddings", None)
     return int(limit or min(tokenizer.model_max_length, UNLIMITED))

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from regrow.errors import ModelRefused
 from regrow.models.byte_tokenizer import END_OF_TEXT, IM_END
@@ -33,38 +33,39 @@ def parse_random(name: str) -> tuple[str, Size]:
     return family, _SIZES[size]
 
 
-def random_config(family: str, size: Size = "tiny") -> Any:
+def random_config(family: str, size: Size = "tiny") -> PreTrainedConfig:
     """Return the `transformers` configuration of a random model."""
     return FAMILIES[family](size)
 
 
-def build_random(family: str, size: Size = "tiny", dtype: torch.dtype = torch.float32) -> Any:
+def build_random(family: str, size: Size = "tiny", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     """Return the random causal language model of that name in `dtype`."""
     return random_model(random_config(family, size), dtype)
 
 
-def random_model(config: Any, dtype: torch.dtype) -> Any:
+def random_model(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Return a model of `config` with random weights; the global random state stays as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             _fill(name, parameter, generator)
-    return model.to(dtype).eval()
+    return model.eval()
 
 
 def _fill(name: str, parameter: nn.Parameter, generator: torch.Generator) -> None:
+    drawn = torch.empty_like(parameter, dtype=torch.float32)  # so that dtypes differ by rounding only
     if name.endswith("A_log"):  # decay rates from slow to fast
-        parameter.uniform_(-3.0, 1.0, generator=generator)
+        parameter.copy_(drawn.uniform_(-3.0, 1.0, generator=generator))
     elif name.endswith("dt_bias"):  # softplus of it is the step: 0.05 to 0.5
-        parameter.uniform_(-3.0, -0.5, generator=generator)
+        parameter.copy_(drawn.uniform_(-3.0, -0.5, generator=generator))
     elif name.endswith(("q_norm.weight", "k_norm.weight")):
         parameter.add_(_SHARP - 1.0)
     elif parameter.ndim >= 2:
         gain = _SHARP if name.endswith(("q_proj.weight", "k_proj.weight")) else 1.0
-        parameter.normal_(0.0, gain * parameter[0].numel() ** -0.5, generator=generator)
+        parameter.copy_(drawn.normal_(0.0, gain * parameter[0].numel() ** -0.5, generator=generator))
 
 
 def _base(size: Size, tiny: Mapping[str, object], m135: Mapping[str, object]) -> dict[str, Any]:
@@ -98,11 +99,11 @@ _M135 = {
 }
 
 
-def _llama(size: Size) -> Any:
+def _llama(size: Size) -> PreTrainedConfig:
     return AutoConfig.for_model("llama", **_base(size, _TINY, _M135))
 
 
-def _gemma3(size: Size) -> Any:
+def _gemma3(size: Size) -> PreTrainedConfig:
     shape = _base(size, _TINY, _M135)
     return AutoConfig.for_model(
         "gemma3_text",
@@ -113,7 +114,7 @@ def _gemma3(size: Size) -> Any:
     )
 
 
-def _qwen3_5(size: Size) -> Any:
+def _qwen3_5(size: Size) -> PreTrainedConfig:
     shape = _base(size, _TINY, {**_M135, "num_hidden_layers": 20})
     heads = 2 if size == "tiny" else 4
     return AutoConfig.for_model(
@@ -134,7 +135,7 @@ def _qwen3_5(size: Size) -> Any:
     )
 
 
-def _falcon_h1(size: Size) -> Any:
+def _falcon_h1(size: Size) -> PreTrainedConfig:
     shape = _base(size, _TINY, {**_M135, "num_hidden_layers": 16})
     heads = 4 if size == "tiny" else 12
     return AutoConfig.for_model(
@@ -153,7 +154,7 @@ def _every(shape: Mapping[str, Any], n: int, kind: str, other: str) -> list[str]
     return [kind if i % n == n - 1 else other for i in range(shape["num_hidden_layers"])]
 
 
-FAMILIES: dict[str, Callable[[Size], Any]] = {
+FAMILIES: dict[str, Callable[[Size], PreTrainedConfig]] = {
     "llama": _llama,
     "gemma3": _gemma3,
     "qwen3_5": _qwen3_5,

@@ -56,9 +56,9 @@ class ChatTokenizer:
         """What could not be learned of that and why; empty where everything could."""
         return self._learned.note
 
-    def encode(self, text: str) -> Keys:
+    def encode(self, text: str, add_special_tokens: bool = True) -> Keys:
         """Return the ids of a raw prompt, int64 [n], with the start token where the tokenizer adds one."""
-        return self._keys(text, "prompt", own_start=True)
+        return self._keys(text, "prompt", own_start=add_special_tokens)
 
     def render(
         self,

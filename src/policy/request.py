@@ -45,6 +45,7 @@ class GenerateRequest:
     """One request to the engine: either chat `messages` (rendered by the model's template) or a raw `prompt`.
 
     messages: OpenAI-shaped mappings with `role` and `content`. prompt: text, or token ids.
+    add_special_tokens: a `prompt` of text begins with the start token, where the tokenizer adds one.
     max_tokens: None means what the context leaves. deadline_s: seconds from submission.
     stop: strings that end the answer and are not part of it. pin: index of the message at whose end a
     checkpoint is kept as long as the conversation is.
@@ -52,6 +53,7 @@ class GenerateRequest:
 
     messages: Sequence[Mapping[str, object]] = ()
     prompt: str | Sequence[int] | None = None
+    add_special_tokens: bool = True
     tools: Sequence[Mapping[str, object]] = ()
     template_options: Mapping[str, object] = field(default_factory=dict)
     sampling: SamplingParams = field(default_factory=SamplingParams)

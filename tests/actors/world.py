@@ -131,8 +131,9 @@ class House:
         """Run a request to its end and check that it left everything true."""
         return await self.ended(await self.submit(request))
 
-    async def ended(self, run: Run) -> Answer:
-        answer = Answer(tuple([event async for event in run]))
+    async def ended(self, run: Run, seen: Sequence[Event] = ()) -> Answer:
+        """Wait for the end of a run of which these events were seen already."""
+        answer = Answer((*seen, *[event async for event in run]))
         check_life(answer.events)
         await self.settled()
         return answer

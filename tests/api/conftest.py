@@ -22,9 +22,9 @@ class Served:
     http: aiohttp.ClientSession
     openai: openai.AsyncOpenAI
 
-    async def post(self, body: object) -> tuple[int, dict]:
-        """Post a chat body; returns the status and the decoded answer."""
-        async with self.http.post("/v1/chat/completions", json=body) as response:
+    async def post(self, body: object, path: str = "/v1/chat/completions") -> tuple[int, dict]:
+        """Post a body; returns the status and the decoded answer."""
+        async with self.http.post(path, json=body) as response:
             return response.status, await response.json()
 
     async def get(self, path: str) -> tuple[int, dict]:

@@ -1,7 +1,7 @@
 """An engine with a script instead of a model: a run yields the script's events and waits at its holds."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from regrow.actors.events import (
@@ -18,7 +18,8 @@ from regrow.actors.events import (
     Token,
     Usage,
 )
-from regrow.errors import ContextLengthExceeded, Draining, RegrowError
+from regrow.errors import BadRequest, ContextLengthExceeded, Draining, RegrowError
+from regrow.policy.plan import ReadPlan
 from regrow.policy.request import GenerateRequest, SamplingParams
 
 REUSE = Reuse(
@@ -111,10 +112,16 @@ class StubRun:
 
 
 class StubEngine:
-    """`script`: what every run does; a word of a message counts as one token."""
+    """`script`: what every run does, or what runs do by the text of their prompt; a word counts as one token.
 
-    def __init__(self, script: Script = WHOLE_LIFE, info: StubModel | None = None) -> None:
+    A token is the number of letters of a word; the start token is 1. `plan`: of every prompt.
+    """
+
+    def __init__(
+        self, script: Script | Mapping[str, Script] = WHOLE_LIFE, info: StubModel | None = None
+    ) -> None:
         self.script = script
+        self.plan = ReadPlan(0, ())
         self.info = info or StubModel()
         self.ready = True
         self.requests: list[GenerateRequest] = []
@@ -130,16 +137,34 @@ class StubEngine:
     async def submit(self, request: GenerateRequest) -> StubRun:
         if self.refuse_with is not None:
             raise self.refuse_with
-        prompt = sum(len(str(message["content"]).split()) for message in request.messages)
-        if prompt + (request.max_tokens or 1) > self.info.context:
-            raise ContextLengthExceeded(prompt, request.max_tokens or 1, self.info.context)
+        words = _words(request)
+        if len(words) + (request.max_tokens or 1) > self.info.context:
+            field = "messages" if request.messages else "prompt"
+            raise ContextLengthExceeded(len(words), request.max_tokens or 1, self.info.context, field)
+        if not words:
+            raise BadRequest("the prompt is empty", "prompt")
         self.submitting.set()
         await self.submit_gate.wait()
         self.requests.append(request)
-        run = StubRun(len(self.runs), self.script)
+        script = self.script[" ".join(words)] if isinstance(self.script, Mapping) else self.script
+        run = StubRun(len(self.runs), script)
         self.runs.append(run)
         self.started.put_nowait(run)
         return run
+
+    async def plan_of(self, request: GenerateRequest) -> tuple[Sequence[int], ReadPlan]:
+        if isinstance(request.prompt, str) and request.add_special_tokens:
+            return [1, *map(len, _words(request))], self.plan
+        return [*map(len, _words(request))], self.plan
+
+    async def text_of(self, tokens: Sequence[int]) -> str:
+        if max(tokens, default=0) >= self.info.vocab_size:
+            raise BadRequest("tokens: token ids are below 1000", "tokens")
+        return " ".join("x" * token for token in tokens)
+
+    async def render(self, request: GenerateRequest) -> str:
+        shown = [f"{message['role']}: {message['content']}" for message in request.messages]
+        return "\n".join([*shown, *map(str, request.tools), *map(str, request.template_options.items())])
 
     async def status(self) -> object:
         return {"slots": [{"slot": 0, "phase": "idle"}], "queue": {"waiting": 0}}
@@ -148,3 +173,9 @@ class StubEngine:
         self.ready = False
         self.refuse_with = Draining("the server is shutting down")
         await self.drain_gate.wait()
+
+
+def _words(request: GenerateRequest) -> list[str]:
+    if request.messages:
+        return [word for message in request.messages for word in str(message["content"]).split()]
+    return request.prompt.split() if isinstance(request.prompt, str) else [*map(str, request.prompt or ())]

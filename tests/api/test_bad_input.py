@@ -11,9 +11,11 @@ def user(content: object) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": content}]}
 
 
-async def refused(served: Served, body: object, status: int = 400) -> dict:
+async def refused(
+    served: Served, body: object, status: int = 400, path: str = "/v1/chat/completions"
+) -> dict:
     """Post the body; returns the error object, after checking that the server serves on."""
-    got, answer = await served.post(body)
+    got, answer = await served.post(body, path)
     assert got == status, answer
     assert set(answer["error"]) == {"message", "type", "param", "code"}
     assert answer["error"]["message"]
@@ -22,85 +24,126 @@ async def refused(served: Served, body: object, status: int = 400) -> dict:
     return answer["error"]
 
 
+GENERATION = [
+    ({"model": 5}, "model"),
+    ({"temperature": "hot"}, "temperature"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.5}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"min_p": 1.5}, "min_p"),
+    ({"seed": 1.5}, "seed"),
+    ({"seed": 2**70}, "seed"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"frequency_penalty": -2.5}, "frequency_penalty"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {"5": 101}}, "logit_bias"),
+    ({"logit_bias": {"1000": 1}}, "logit_bias"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": "many"}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
+    ({"stop": ""}, "stop"),
+    ({"stop": ["x"] * 17}, "stop"),
+    ({"stop": ["x", 5]}, "stop[1]"),
+    ({"stop_token_ids": [1000]}, "stop_token_ids"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+    ({"n": 2}, "n"),
+    ({"n": 0}, "n"),
+    ({"cache_salt": ""}, "cache_salt"),
+    ({"regrow": {"cache": "maybe"}}, "regrow.cache"),
+    ({"regrow": {"deadline_ms": 0}}, "regrow.deadline_ms"),
+    ({"regrow": {"progress": "yes"}}, "regrow.progress"),
+    ({"stop_token_ids": [2**31]}, "stop_token_ids[0]"),
+]
+CHAT = [
+    ({"messages": []}, "messages"),
+    ({"messages": "hello"}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": [{"content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content"),
+    ({"messages": [{"role": "user", "content": "x"}, {"role": "tool"}]}, "messages[1].content"),
+    (user(5), "messages[0].content"),
+    (user([{"type": "smell"}]), "messages[0].content[0].type"),
+    (user([{"type": "text"}]), "messages[0].content[0].text"),
+    (
+        user([{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {}}]),
+        "messages[0].content[1]",
+    ),
+    (user([{"type": "input_audio"}]), "messages[0].content[0]"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+    ({"logprobs": True}, "logprobs"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+    ({"parallel_tool_calls": False}, "parallel_tool_calls"),
+    ({"functions": [{"name": "f"}]}, "functions"),
+    ({"function_call": "auto"}, "function_call"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"audio": {"voice": "x"}}, "audio"),
+    ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    ({"add_generation_prompt": 1}, "add_generation_prompt"),
+    ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
+]
+COMPLETIONS = [
+    ({"prompt": None}, "prompt"),
+    ({"prompt": 5}, "prompt"),
+    ({"prompt": {}}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": ["a", 5]}, "prompt"),
+    ({"prompt": [[5], 5]}, "prompt"),
+    ({"prompt": ["a", ["b"]]}, "prompt[1][0]"),
+    ({"prompt": [5, 1.5]}, "prompt[1]"),
+    ({"prompt": [True]}, "prompt[0]"),
+    ({"prompt": [-1]}, "prompt[0]"),
+    ({"prompt": [2**70]}, "prompt[0]"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": ["a", ""]}, "prompt[1]"),
+    ({"prompt": ["a"] * 2049}, "prompt"),
+    ({"suffix": "the end"}, "suffix"),
+    ({"suffix": 5}, "suffix"),
+    ({"echo": "yes"}, "echo"),
+    ({"best_of": 2}, "best_of"),
+    ({"best_of": 0}, "best_of"),
+    ({"logprobs": 0}, "logprobs"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": 1, "echo": True}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"min_tokens": 17}, "min_tokens"),
+    ({"add_special_tokens": 1}, "add_special_tokens"),
+]
+ROUTES = {"/v1/chat/completions": chat_body(), "/v1/completions": {"model": "stub", "prompt": "Hello"}}
+
+
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("path", "fields", "param"),
     [
-        ({"messages": []}, "messages"),
-        ({"messages": "hello"}, "messages"),
-        ({"messages": None}, "messages"),
-        ({"messages": [{"content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
-        ({"messages": [{"role": "user"}]}, "messages[0].content"),
-        ({"messages": [{"role": "user", "content": "x"}, {"role": "tool"}]}, "messages[1].content"),
-        (user(5), "messages[0].content"),
-        (user([{"type": "smell"}]), "messages[0].content[0].type"),
-        (user([{"type": "text"}]), "messages[0].content[0].text"),
-        (
-            user([{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {}}]),
-            "messages[0].content[1]",
-        ),
-        (user([{"type": "input_audio"}]), "messages[0].content[0]"),
-        ({"model": 5}, "model"),
-        ({"temperature": "hot"}, "temperature"),
-        ({"temperature": -0.1}, "temperature"),
-        ({"temperature": 2.1}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"top_p": 1.5}, "top_p"),
-        ({"top_k": -2}, "top_k"),
-        ({"min_p": 1.5}, "min_p"),
-        ({"seed": 1.5}, "seed"),
-        ({"seed": 2**70}, "seed"),
-        ({"presence_penalty": 2.5}, "presence_penalty"),
-        ({"frequency_penalty": -2.5}, "frequency_penalty"),
-        ({"repetition_penalty": 0}, "repetition_penalty"),
-        ({"logit_bias": {"x": 1}}, "logit_bias"),
-        ({"logit_bias": {"5": 101}}, "logit_bias"),
-        ({"logit_bias": {"1000": 1}}, "logit_bias"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": -1}, "max_tokens"),
-        ({"max_tokens": "many"}, "max_tokens"),
-        ({"max_tokens": True}, "max_tokens"),
-        ({"max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
-        ({"min_tokens": 6, "max_tokens": 5}, "min_tokens"),
-        ({"stop": ""}, "stop"),
-        ({"stop": ["x"] * 17}, "stop"),
-        ({"stop": ["x", 5]}, "stop[1]"),
-        ({"stop_token_ids": [1000]}, "stop_token_ids"),
-        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
-        ({"stream": "yes"}, "stream"),
-        ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
-        ({"n": 2}, "n"),
-        ({"n": 0}, "n"),
-        ({"logprobs": True}, "logprobs"),
-        ({"top_logprobs": 3}, "top_logprobs"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"tools": [{"type": "function"}]}, "tools[0].function"),
-        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
-        ({"tool_choice": "required"}, "tool_choice"),
-        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls"),
-        ({"functions": [{"name": "f"}]}, "functions"),
-        ({"function_call": "auto"}, "function_call"),
-        ({"modalities": ["text", "audio"]}, "modalities"),
-        ({"audio": {"voice": "x"}}, "audio"),
-        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
-        ({"cache_salt": ""}, "cache_salt"),
-        ({"regrow": {"cache": "maybe"}}, "regrow.cache"),
-        ({"regrow": {"deadline_ms": 0}}, "regrow.deadline_ms"),
-        ({"regrow": {"progress": "yes"}}, "regrow.progress"),
+        *[(path, *row) for path in ROUTES for row in GENERATION],
+        *[("/v1/chat/completions", *row) for row in CHAT],
+        *[("/v1/completions", *row) for row in COMPLETIONS],
     ],
     ids=lambda value: str(value)[:60],
 )
 async def test_a_bad_field_is_a_400_that_names_it(
-    start: Start, engine: StubEngine, fields: dict[str, object], param: str
+    start: Start, engine: StubEngine, path: str, fields: dict[str, object], param: str
 ) -> None:
     served = await start(engine)
-    error = await refused(served, chat_body(**fields))
+    error = await refused(served, ROUTES[path] | fields, path=path)
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
-    assert len(engine.requests) == 1  # the good one after it
+    assert not [run for run in engine.runs[:-1] if not run.cancelled.is_set()]  # the last is the good one
 
 
 async def test_a_wrong_choice_is_told_what_is_allowed(start: Start, engine: StubEngine) -> None:
@@ -108,6 +151,12 @@ async def test_a_wrong_choice_is_told_what_is_allowed(start: Start, engine: Stub
     error = await refused(served, chat_body(messages=[{"role": "robot", "content": "x"}]))
     assert "'robot'" in error["message"]
     assert "system, developer, user, assistant, tool" in error["message"]
+
+
+async def test_a_missing_prompt_is_a_400(start: Start, engine: StubEngine) -> None:
+    served = await start(engine)
+    error = await refused(served, {"model": "stub"}, path="/v1/completions")
+    assert (error["param"], error["code"]) == ("prompt", "missing_required_parameter")
 
 
 async def test_an_image_is_refused_because_the_model_has_no_vision(start: Start, engine: StubEngine) -> None:
@@ -204,6 +253,7 @@ async def test_a_model_without_a_chat_template_says_so(start: Start) -> None:
     served = await start(StubEngine(info=StubModel(has_template=False)))
     status, answer = await served.post(chat_body())
     assert (status, answer["error"]["code"]) == (400, "no_chat_template")
+    assert "/v1/completions" in answer["error"]["message"]
 
 
 async def test_an_unknown_route_is_a_404_and_a_wrong_method_a_405(start: Start, engine: StubEngine) -> None:

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from regrow.api.body import decode
-from regrow.api.intake import generate_request
-from regrow.api.schema import ChatRequest
+from regrow.api.intake import chat_request, completion_requests
+from regrow.api.schema import ChatRequest, CompletionRequest
 from regrow.policy.request import GenerateRequest, SamplingParams
 from tests.api.conftest import chat_body
 from tests.api.stub import StubModel
@@ -15,7 +15,12 @@ from tests.api.stub import StubModel
 
 def asked(**fields: object) -> GenerateRequest:
     body = decode(msgspec.json.encode(chat_body(**fields)), ChatRequest)
-    return generate_request(body, StubModel(), message_limit=100)
+    return chat_request(body, StubModel(), message_limit=100)
+
+
+def completing(prompt: object = "Once", **fields: object) -> list[GenerateRequest]:
+    body = msgspec.json.encode({"model": "stub", "prompt": prompt, **fields})
+    return completion_requests(decode(body, CompletionRequest), StubModel())
 
 
 def test_what_is_not_given_is_the_models_default() -> None:
@@ -112,8 +117,18 @@ def test_tools_reach_the_template_unless_none_may_be_called() -> None:
 
 
 def test_template_options_reach_the_template() -> None:
-    request = asked(chat_template_kwargs={"enable_thinking": False}, reasoning_effort="low")
-    assert request.template_options == {"enable_thinking": False, "reasoning_effort": "low"}
+    request = asked(
+        chat_template_kwargs={"enable_thinking": False},
+        reasoning_effort="low",
+        add_generation_prompt=False,
+        continue_final_message=True,
+    )
+    assert request.template_options == {
+        "enable_thinking": False,
+        "reasoning_effort": "low",
+        "add_generation_prompt": False,
+        "continue_final_message": True,
+    }
 
 
 @pytest.mark.parametrize(
@@ -134,3 +149,64 @@ def test_template_options_reach_the_template() -> None:
 )
 def test_a_field_that_asks_for_nothing_more_is_served(fields: dict[str, object]) -> None:
     assert asked(seed=1, **fields) == asked(seed=1)
+
+
+ANSWER = {
+    "temperature": 1,
+    "top_p": 0.5,
+    "top_k": 40,
+    "min_p": 0.1,
+    "seed": 7,
+    "presence_penalty": -1.5,
+    "frequency_penalty": 1.5,
+    "repetition_penalty": 1.1,
+    "logit_bias": {"5": -100},
+    "max_tokens": 9,
+    "min_tokens": 2,
+    "stop": ["a", "b"],
+    "stop_token_ids": [3],
+    "ignore_eos": True,
+    "priority": 1,
+    "cache_salt": "s",
+    "regrow": {"cache": "off", "deadline_ms": 1500},
+}
+
+
+def test_a_completion_is_asked_for_as_a_chat_is() -> None:
+    (request,) = completing(**ANSWER)
+    chat = asked(**ANSWER)
+    assert request.prompt == "Once"
+    assert dataclasses.replace(request, prompt=None) == dataclasses.replace(chat, messages=(), tools=())
+
+
+def test_a_completion_ends_after_16_tokens_where_nothing_is_said() -> None:
+    assert completing()[0].max_tokens == 16
+    assert asked().max_tokens is None
+
+
+def test_every_prompt_of_a_list_is_asked_for_with_the_same_fields() -> None:
+    for prompts in (["a", "b", "c"], [[1, 2], [3], [4]]):
+        requests = completing(prompts, **ANSWER)
+        assert [request.prompt for request in requests] == prompts
+        assert {dataclasses.replace(request, prompt=None).sampling.seed for request in requests} == {7}
+    assert [request.prompt for request in completing([1, 2, 3])] == [[1, 2, 3]]
+    assert len({request.sampling.seed for request in completing(["a"] * 20)}) == 20
+
+
+def test_a_text_begins_with_the_start_token_unless_it_shall_not() -> None:
+    assert completing()[0].add_special_tokens
+    assert not completing(add_special_tokens=False)[0].add_special_tokens
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"n": 1}, {"best_of": 1}, {"suffix": ""}, {"echo": True}, {"user": "me"}, {"tools": 5}],
+    ids=str,
+)
+def test_a_field_that_asks_a_completion_for_nothing_more_is_served(fields: dict[str, object]) -> None:
+    assert completing(seed=1, **fields) == completing(seed=1)
+
+
+def test_null_means_not_given_in_a_completion_too() -> None:
+    nulls = {name: None for name in CompletionRequest.__struct_fields__ if name not in ("model", "prompt")}
+    assert completing(**{**nulls, "seed": 1}) == completing(seed=1)

@@ -1,6 +1,7 @@
 """The server's life: it answers while the model loads, drains at a signal, and leaves nothing behind."""
 
 import asyncio
+import json
 import signal
 import socket
 import sys
@@ -153,8 +154,18 @@ async def test_being_cancelled_from_outside_is_not_taken_for_a_signal(engine: St
         await server
 
 
-def test_what_the_server_says_holds_a_request_to_copy_and_fits_100_columns() -> None:
-    text = where_to_look("http://127.0.0.1:8420", "SmolLM2-135M-Instruct")
-    assert "curl http://127.0.0.1:8420/v1/chat/completions" in text
-    assert '"model": "SmolLM2-135M-Instruct"' in text
+@pytest.mark.parametrize(
+    ("has_template", "route", "prompt"),
+    [(True, "chat/completions", "messages"), (False, "completions", "prompt")],
+)
+def test_what_the_server_says_holds_a_request_to_copy_and_fits_100_columns(
+    has_template: bool, route: str, prompt: str
+) -> None:
+    text = where_to_look("http://127.0.0.1:8420", "SmolLM2-135M-Instruct", has_template)
+    assert f"curl http://127.0.0.1:8420/v1/{route} " in text
+    assert "Serving SmolLM2-135M-Instruct at http://127.0.0.1:8420/v1\n" in text
+    body = json.loads(text.partition("-d '")[2].partition("'\n")[0])
+    assert body["model"] == "SmolLM2-135M-Instruct"
+    assert prompt in body
+    assert ("completions only" in text) is ("regrow chat" not in text) is not has_template
     assert max(map(len, text.splitlines())) <= 100

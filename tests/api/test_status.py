@@ -3,7 +3,7 @@
 import pytest
 
 from tests.api.conftest import Start, chat_body
-from tests.api.stub import StubEngine
+from tests.api.stub import StubEngine, StubModel
 
 
 async def test_a_ready_server_says_so(start: Start, engine: StubEngine) -> None:
@@ -51,7 +51,13 @@ async def test_models_lists_the_models_own_name(start: Start, engine: StubEngine
     assert [(m.id, m.object, m.owned_by, m.created) for m in models.data] == [
         ("stub", "model", "regrow", 1_700_000_000)
     ]
-    assert models.data[0].model_extra == {"context_length": 4096}
+    assert models.data[0].model_extra == {"context_length": 4096, "capabilities": ["chat", "completions"]}
+
+
+async def test_models_says_which_model_has_no_chat_template(start: Start) -> None:
+    served = await start(StubEngine(info=StubModel(has_template=False)))
+    model = await served.openai.models.retrieve("stub")
+    assert model.model_extra["capabilities"] == ["completions"]
 
 
 async def test_a_model_is_served_under_the_names_it_is_given_and_no_other(

@@ -13,7 +13,18 @@ from rich.console import Console
 from regrow.api.terminal import Chat, ChatFailed, Reply, command, facts, progress_line
 from regrow.errors import DeviceFailed, Overloaded
 from tests.api.conftest import Start
-from tests.api.stub import MOUNTED, QUEUED, TEXT, TOKENS, WHOLE_LIFE, Hold, StubEngine, failed, finished
+from tests.api.stub import (
+    MOUNTED,
+    QUEUED,
+    TEXT,
+    TOKENS,
+    WHOLE_LIFE,
+    Hold,
+    StubEngine,
+    StubModel,
+    failed,
+    finished,
+)
 
 FACTS = {
     "regrow": {"reused": 4096, "read": 37, "source": "live", "why": None},
@@ -54,6 +65,13 @@ async def test_the_conversation_grows_by_the_question_and_the_answer(
         {"role": "assistant", "content": TEXT},
         {"role": "user", "content": "More"},
     ]
+
+
+async def test_a_model_without_a_chat_template_is_told_at_the_start(start: Start) -> None:
+    served = await start(StubEngine(info=StubModel(has_template=False)))
+    talk, _ = chat_at(served.url)
+    with pytest.raises(ChatFailed, match=r"stub has no chat template; use http://.*/v1/completions"):
+        await talk.connect()
 
 
 async def test_a_refused_message_is_told_and_forgotten(start: Start, engine: StubEngine) -> None:

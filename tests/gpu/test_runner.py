@@ -188,6 +188,20 @@ def test_mounting_wants_the_state_of_that_position_and_model() -> None:
     assert runner.length(0) == 8
 
 
+def test_mounting_a_slots_own_end_keeps_the_state_it_has() -> None:
+    runner = fresh_runner(HYBRID)
+    read(runner, 0, 8)
+    before = runner.digest(0)
+    runner.mount(0, 8, None)
+    assert runner.digest(0) == before
+    read(runner, 0, 3)
+    runner.join(0)
+    runner.step([row(runner, 0, 65)])
+    runner.leave(0)
+    with pytest.raises(ValueError, match="no state at 11"):
+        runner.mount(0, 11, None)
+
+
 def test_a_pure_attention_slot_is_cut_back_anywhere_without_a_state() -> None:
     runner = fresh_runner(ATTENTION)
     read(runner, 0, 20)

@@ -184,4 +184,13 @@ HARMONY = Dialect(
     "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}",
     dict.fromkeys(["system", "user", "tool"], "<|end|>"),
 )
-DIALECTS = [DEEPSEEK, GLM, HARMONY, CHATML, DEFAULT_SYSTEM, DATED, LLAMA, GEMMA, MISTRAL, QWEN]
+ZEPHYR = Dialect(
+    "roles in plain words, whose edges merge with what is beside them",
+    ["</s>"],
+    "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}"
+    "{{ '</s>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}",
+    dict.fromkeys(["system", "user", "tool"], "</s>"),
+)
+DIALECTS = [ZEPHYR, DEEPSEEK, GLM, HARMONY, CHATML, DEFAULT_SYSTEM, DATED, LLAMA, GEMMA, MISTRAL, QWEN]

@@ -29,6 +29,14 @@ def test_a_name_gives_the_same_weights_whatever_the_global_seed(family: str) -> 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_is_the_same_model_rounded(family: str) -> None:
+    rounded = dict(build_random(family, dtype=torch.bfloat16).named_parameters())
+    for name, parameter in build_random(family).named_parameters():
+        assert torch.equal(rounded[name], parameter.to(rounded[name].dtype)), name
+    assert {p.dtype for n, p in rounded.items() if "proj" in n} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_parameter_is_drawn_or_left_at_its_neutral_value(family: str) -> None:
     for name, parameter in build_random(family).named_parameters():
         assert torch.isfinite(parameter).all(), name

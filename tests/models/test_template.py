@@ -14,8 +14,11 @@ from tests.models.dialects import (
     DEFAULT_SYSTEM,
     DIALECTS,
     GEMMA,
+    GLM,
     LLAMA,
+    MISTRAL,
     QWEN,
+    ZEPHYR,
     Dialect,
     hard_tokenizer,
 )
@@ -29,6 +32,7 @@ CONVERSATIONS = [
     "user assistant tool",
     "system user call tool tool assistant user",
 ]
+FINAL = {"role": "assistant", "content": "And"}
 EDGES = st.text(alphabet='aqumor \n.,"}{<>\u00e97\U0001f600', max_size=6)
 
 
@@ -108,6 +112,13 @@ def test_nothing_is_left_to_say_where_everything_was_learned(dialect: Dialect) -
     assert set(chat(dialect).marks.end) == {"system", "user", "tool"}
 
 
+@pytest.mark.parametrize("dialect", [CHATML, GLM, LLAMA, MISTRAL, ZEPHYR], ids=lambda d: d.name)
+def test_where_no_system_prompt_is_none_ends(dialect: Dialect) -> None:
+    tokenizer = chat(dialect)
+    keys = tokenizer.encode_chat([*conversation("user assistant user", [""] * 6), FINAL])
+    assert [end.role for end in message_ends(keys, tokenizer.marks)] == ["user", "user"]
+
+
 def test_the_end_of_an_injected_system_prompt_is_found_too() -> None:
     tokenizer = chat(DEFAULT_SYSTEM)
     keys = tokenizer.encode_chat([{"role": "user", "content": "Hi"}])
@@ -147,12 +158,3 @@ def test_an_end_that_also_closes_the_assistants_messages_is_left_out_where_these
     tokenizer = ChatTokenizer(hard_tokenizer(["[U]", "</e>"], template))
     assert not tokenizer.marks.end
     assert "user" in tokenizer.marks_note
-
-
-def test_marks_of_plain_words_are_learned_too() -> None:
-    template = "{% for m in messages %}{{ '<|' + m.role + '|>\n' + m.content + '</s>\n' }}{% endfor %}"
-    tokenizer = ChatTokenizer(hard_tokenizer(["</s>"], template))
-    keys = tokenizer.encode_chat(
-        [*conversation("system user assistant user", [""] * 8), {"role": "assistant", "content": "x"}]
-    )
-    assert [end.role for end in message_ends(keys, tokenizer.marks)] == ["system", "user", "user"]

@@ -18,9 +18,10 @@ Phase = Literal["mounting", "reading", "decoding", "stopping"]
 
 
 @dataclass(slots=True)
-class Service:
+class Serving:
     """leases: position -> lease of a state to be taken there. there: positions whose state the cache has
-    already. shown: tokens of the answer that the client was given."""
+    already. shown: tokens of the answer that the client was given.
+    distrusted: what it went on from is in doubt, so nothing of it is kept."""
 
     admit: Admit
     epoch: int
@@ -40,9 +41,10 @@ class Service:
     reason: FinishReason | None = None
     error: RegrowError | None = None
     tail: str = ""
+    distrusted: bool = False
 
     @classmethod
-    def of(cls, admit: Admit, epoch: int, wiring: SlotWiring) -> "Service":
+    def of(cls, admit: Admit, epoch: int, wiring: SlotWiring) -> "Serving":
         stops = StopMatcher(admit.prepared.stops.strings)
         return cls(admit, epoch, wiring.detokenizer(), stops, wiring.now())
 

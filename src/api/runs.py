@@ -1,0 +1,90 @@
+"""A run of the engine inside a handler: taken, followed to its end, and never left behind.
+
+On every way out of a handler (answer complete, error, client gone: then the handler is cancelled) the run is
+cancelled, which has no effect once it has ended. Until the engine has taken a request an error is an HTTP
+status; in a stream a later one is an error event and a proper end.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import msgspec
+import structlog
+
+from regrow.actors.events import Event, Failed, Finished, Token
+from regrow.api.errors import Cancelled, body_of
+from regrow.api.facts import facts
+from regrow.api.port import EnginePort, Run
+from regrow.api.sse import DONE, EventStream
+from regrow.errors import ActorDown, RegrowError
+from regrow.policy.request import GenerateRequest
+
+log = structlog.get_logger(__name__)
+
+
+class BrokenOff(Exception):
+    """A run ended without a complete answer, because of `error`; `end` tells what was read and drawn."""
+
+    def __init__(self, error: RegrowError, end: Finished | Failed) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.end = end
+
+
+@asynccontextmanager
+async def submitted(engine: EnginePort, request: GenerateRequest) -> AsyncIterator[Run]:
+    """A run that does not outlive its handler, also where the client leaves while the engine takes it."""
+    submitting = asyncio.create_task(engine.submit(request))
+    try:
+        run = await asyncio.shield(submitting)
+    except asyncio.CancelledError:
+        with suppress(RegrowError):
+            await (await submitting).cancel()
+        raise
+    try:
+        yield run
+    finally:
+        await run.cancel()
+
+
+async def events_of(run: Run) -> AsyncIterator[Event]:
+    """Yield the events of a run, `Finished` last; raises BrokenOff where the answer is not complete."""
+    async for event in run:
+        match event:
+            case Failed():
+                raise BrokenOff(event.error, event)
+            case Finished(reason="cancelled"):
+                raise BrokenOff(Cancelled("the answer was cancelled"), event)
+        yield event
+
+
+async def whole_answer(run: Run) -> tuple[str, Finished]:
+    """Return the text of an answer, and its end; raises what it failed with."""
+    texts = []
+    try:
+        async for event in events_of(run):
+            match event:
+                case Token():
+                    texts.append(event.text)
+                case Finished():
+                    return "".join(texts) + event.text, event
+    except BrokenOff as broken:
+        raise broken.error from None
+    raise ActorDown("the answer broke off")
+
+
+@asynccontextmanager
+async def ended_properly(stream: EventStream) -> AsyncIterator[None]:
+    """Whatever happens in the block, the stream gets its end; an error is told first."""
+    try:
+        yield
+    except ConnectionResetError:
+        raise
+    except BrokenOff as broken:
+        await stream.send(msgspec.json.encode({**body_of(broken.error), **facts(broken.end)}))
+    except Exception as error:
+        if not isinstance(error, RegrowError):
+            log.exception("answer failed")
+        await stream.send(msgspec.json.encode(body_of(error)))
+    await stream.end(DONE)

@@ -1,0 +1,79 @@
+"""The bodies of an answer of /v1/completions in OpenAI's shape: one choice for each prompt."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from regrow.actors.events import Event, Finished, Token
+from regrow.api.facts import Body, Phase, phase_facts, reuse_body, usage_body
+
+
+@dataclass(frozen=True, slots=True)
+class TextAnswer:
+    """What all bodies of one answer share. `created` in unix seconds; `usage` and `progress`: the client
+    asked for them in the stream.
+
+    `regrow` stands where it does in a chat answer; of several prompts, each choice has its own.
+    """
+
+    id: str
+    model: str
+    created: int
+    prompts: int = 1
+    usage: bool = False
+    progress: bool = False
+
+    def whole(self, choices: Sequence[tuple[str, Finished]]) -> Body:
+        """Return the answer of a request without streaming, given text and end of each choice."""
+        rows = [self._choice(index, text, end) for index, (text, end) in enumerate(choices)]
+        return {**self._head(rows), **self._facts([end for _, end in choices])}
+
+    def text(self, index: int, text: str) -> list[Body]:
+        """Return the chunks that add a text to a choice: none where it is empty."""
+        return [self._chunk([self._choice(index, text)])] if text else []
+
+    def chunks(self, index: int, event: Event) -> list[Body]:
+        """Return the chunks that tell of an event in the life of a choice."""
+        match event:
+            case Token():
+                return self.text(index, event.text)
+            case Finished():
+                last = self._chunk([self._choice(index, "", event)])
+                if self.prompts == 1 and not self.usage:
+                    last["regrow"] = reuse_body(event.reuse)
+                return [*self.text(index, event.text), last]
+            case _ if self.progress and isinstance(event, Phase):
+                which = {} if self.prompts == 1 else {"index": index}
+                return [{**self._chunk([]), "regrow": {**phase_facts(event), **which}}]
+        return []
+
+    def closing(self, ends: Sequence[Finished]) -> list[Body]:
+        """Return the last chunks of a stream, once every choice has ended."""
+        return [{**self._chunk([]), **self._facts(ends)}] if self.usage else []
+
+    def _facts(self, ends: Sequence[Finished]) -> Body:
+        usage: Body = {"usage": usage_body([end.usage for end in ends])}
+        return {**usage, "regrow": reuse_body(ends[0].reuse)} if self.prompts == 1 else usage
+
+    def _choice(self, index: int, text: str, end: Finished | None = None) -> Body:
+        choice: Body = {
+            "index": index,
+            "text": text,
+            "logprobs": None,
+            "finish_reason": None if end is None else end.reason,
+        }
+        if end is not None and self.prompts > 1:
+            choice["regrow"] = reuse_body(end.reuse)
+        return choice
+
+    def _chunk(self, choices: list[Body]) -> Body:
+        head = self._head(choices)
+        return {**head, "usage": None} if self.usage else head
+
+    def _head(self, choices: list[Body]) -> Body:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
