@@ -8,6 +8,7 @@ from regrow.policy.request import Exactness
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
+RootCells = Literal["auto", "always", "never"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,9 @@ class EngineSettings:
     model: a preset ("demo", "random:FAMILY[:SIZE]") or a local directory. context: cells a slot holds.
     chunk: tokens a read chunk holds, a multiple of 64. cache_mib: the budget of the ledger (B1).
     decode_share: the part of a chunk's time that running streams get after it. model_dir: where converted
-    models are kept. ask_deadline_s bounds every ask between actors. debug: check integrity after every step.
+    models are kept. root_cells: whether a root gets a copy of its cells at once, when its last holder is
+    about to go, or never. verify: read again what is mounted, and compare (V2). ask_deadline_s bounds every
+    ask between actors. debug: check integrity after every step.
     """
 
     model: str = "demo"
@@ -34,6 +37,8 @@ class EngineSettings:
     checkpoint_every: int = 16384
     roots: int = 8
     root_min: int = 256
+    root_cells: RootCells = "auto"
+    verify: bool = False
     cache_mib: int | None = None
     queue: int = 64
     event_buffer: int = 4096

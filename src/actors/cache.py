@@ -1,143 +1,156 @@
-"""CacheActor: owns every cached byte, in one ledger (B1). Others hold entry ids, and pin before use.
+"""CacheActor: owns every cached byte, in one ledger (B1). Others hold prefix hashes, and pin before use.
 
-`Reserve` is answered at once, granted or refused. To make room it evicts the entries that save the least
-reading per byte (B2); owners are told `Evicted`.
+What is kept lies on the `Shelf` and in the `Parking`; this actor answers at once, granted or refused, and
+tells the engine's directory and the holders what has changed after every message.
 """
 
-import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from regrow.actors.messages import (
+    AddRoot,
+    CacheChanged,
     CacheReport,
     CacheStats,
-    Drop,
+    DropRoot,
     Evicted,
-    Keep,
+    Forget,
+    KeepState,
+    Lend,
+    LetGo,
+    Park,
+    Parked,
+    ParkedReport,
     Pin,
-    Reserve,
+    Purge,
+    Repay,
+    ReserveStates,
     Unpin,
 )
+from regrow.actors.parking import Parking
 from regrow.actors.runtime import Down
-from regrow.gpu.types import Snapshot
-from regrow.policy.eviction import Evictable, victims
-from regrow.policy.keys import Namespace
-from regrow.policy.ledger import Ledger
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A checkpoint: `saved` tokens need not be read where it is used."""
-
-    namespace: Namespace
-    snapshot: Snapshot
-    saved: int
-    used: int
-    uses: int = 0
-    pins: int = 0
+from regrow.actors.shelf import Shelf
+from regrow.policy.directory import HolderId
 
 
 class CacheActor:
-    """`tell_owner(name, message)` reaches the actor that holds a lease. `life` counts this actor's restarts:
-    an id of an earlier life is unknown, and never somebody else's."""
+    """budget: bytes. bytes_per_token: what a cell of all layers weighs. now: the engine clock in seconds.
 
-    def __init__(self, budget: int, life: int, tell_owner: Callable[[str, object], None]) -> None:
-        self._ledger = Ledger(budget, last=life << 32)
-        self._tell_owner = tell_owner
-        self._owners: dict[int, tuple[str, int]] = {}
-        self._entries: dict[int, _Entry] = {}
-        self._clock = itertools.count(1)
-        self._evictions = 0
-        self._refusals = 0
+    root_cells: roots may keep cells of their own. `tell(name, message)` reaches another actor. `life` counts
+    this actor's restarts: a lease of an earlier life is unknown, and never somebody else's.
+    """
+
+    def __init__(
+        self,
+        budget: int,
+        bytes_per_token: int,
+        life: int,
+        root_cells: bool,
+        tell: Callable[[str, object], None],
+        now: Callable[[], float],
+    ) -> None:
+        self._shelf = Shelf(budget, life, root_cells=root_cells)
+        self._parking = Parking(self._shelf, bytes_per_token)
+        self._tell = tell
+        self._now = now
 
     async def started(self) -> None:
         """Nothing to do: a fresh cache is empty."""
 
     async def handle(self, message: object) -> object:
+        answer = self._handle(message)
+        self._tell_changes()
+        return answer
+
+    def _handle(self, message: object) -> object:
+        shelf, parking = self._shelf, self._parking
         match message:
-            case Reserve():
-                return self._reserve(message)
-            case Keep(lease, namespace, snapshot, saved):
-                if lease in self._owners:
-                    self._ledger.commit(lease)
-                    self._entries[lease] = _Entry(namespace, snapshot, saved, next(self._clock))
-            case Drop(ids):
-                for entry in ids:
-                    self._forget(entry)
-            case Pin(entry):
-                return self._pin(entry)
-            case Unpin(entry):
-                if entry in self._entries:
-                    self._entries[entry].pins -= 1
-            case Down(name, epoch):
-                for lease in [i for i, owner in self._owners.items() if owner == (name, epoch)]:
-                    self._forget(lease)
+            case ReserveStates(holder, wanted):
+                return tuple(shelf.reserve_state(holder, prefix, size) for prefix, size in wanted)
+            case KeepState(lease, prefix, snapshot, saved):
+                return shelf.keep_state(lease, prefix, snapshot, saved)
+            case LetGo(holder, prefixes, leases, spans_above):
+                shelf.give_back(leases)
+                shelf.let_go(holder, prefixes)
+                if spans_above is not None:
+                    shelf.let_go_spans(holder, spans_above)
+            case Pin(prefix):
+                return shelf.pin(prefix)
+            case Unpin(prefix):
+                shelf.unpin(prefix)
+            case Park(slot, what):
+                return parking.park(slot, what, self._now())
+            case Parked(name, cells):
+                parking.parked(name, cells)
+            case Lend(holder, position):
+                return parking.lend(holder, position)
+            case Repay(holder, taker):
+                parking.repay(holder, taker)
+            case AddRoot(prefix, position):
+                shelf.add_root(prefix, position)
+            case DropRoot(prefix):
+                shelf.drop_root(prefix)
+            case Purge(prefixes):
+                parking.purge(prefixes)
+                shelf.purge(prefixes)
+            case Forget(root):
+                return self._forget(root)
+            case Down(name="engine"):
+                shelf.announce()
+                parking.announce()
+            case Down(name, _):
+                shelf.forget_holder(HolderId("slot", int(name.removeprefix("slot-"))))
             case CacheStats():
                 return self._report()
             case _:
                 raise TypeError(f"the cache does not know {type(message).__name__}")
         return None
 
-    def _reserve(self, message: Reserve) -> tuple[int, ...]:
-        granted: list[int] = []
-        for size in message.sizes:
-            lease = self._ledger.reserve(message.kind, size)
-            if lease is None and self._evict(size):
-                lease = self._ledger.reserve(message.kind, size)
-            if lease is None:
-                self._refusals += 1
-                break
-            self._owners[lease] = (message.owner, message.epoch)
-            granted.append(lease)
-        return tuple(granted)
+    def _forget(self, root: bytes | None) -> int:
+        """Drop one root, or everything that is not in use; return how many things went."""
+        if root is not None:
+            if root not in self._shelf.roots:
+                return 0
+            self._shelf.evict_root(root)
+            return 1
+        return self._parking.forget_all() + self._shelf.forget_all()
 
-    def _evict(self, size: int) -> bool:
-        """Make room for `size` bytes, or evict nothing where that cannot be done."""
-        candidates = [
-            Evictable(i, self._ledger.size(i), e.saved, e.used, e.uses)
-            for i, e in self._entries.items()
-            if not e.pins
-        ]
-        chosen = victims(candidates, size - self._ledger.free)
-        owners: dict[str, set[int]] = {}
-        for entry in chosen:
-            owners.setdefault(self._owners[entry][0], set()).add(entry)
-            self._forget(entry)
-            self._evictions += 1
-        for owner, ids in owners.items():
-            self._tell_owner(owner, Evicted(frozenset(ids)))
-        return bool(chosen)
-
-    def _pin(self, entry: int) -> Snapshot | None:
-        kept = self._entries.get(entry)
-        if kept is None:
-            return None
-        kept.pins += 1
-        kept.uses += 1
-        kept.used = next(self._clock)
-        return kept.snapshot
-
-    def _forget(self, entry: int) -> None:
-        if self._owners.pop(entry, None) is not None:
-            self._entries.pop(entry, None)
-            self._ledger.release(entry)
+    def _tell_changes(self) -> None:
+        changes = self._shelf.news.take()
+        for holder, prefixes in changes.evicted:
+            if holder.kind == "slot":
+                self._tell(f"slot-{holder.key}", Evicted(prefixes))
+            elif holder.kind == "root":
+                self._tell("roots", Evicted(prefixes))
+        if changes.states_added or changes.states_removed or changes.kept or changes.gone:
+            self._tell(
+                "engine",
+                CacheChanged(changes.states_added, changes.states_removed, changes.kept, changes.gone),
+            )
 
     def _report(self) -> CacheReport:
+        shelf, now = self._shelf, self._now()
         return CacheReport(
-            budget=self._ledger.budget,
-            used=self._ledger.by_kind,
-            peak=self._ledger.peak,
-            entries=len(self._entries),
-            pinned=sum(e.pins > 0 for e in self._entries.values()),
-            evictions=self._evictions,
-            refusals=self._refusals,
+            budget=shelf.ledger.budget,
+            used=shelf.bytes_by_kind(),
+            peak=shelf.ledger.peak,
+            states=len(shelf.states),
+            pinned=sum(state.pins > 0 for state in shelf.states.values()),
+            spans=len(shelf.spans),
+            parked=tuple(
+                ParkedReport(
+                    f"parked-{name.key}",
+                    kept.holder.length,
+                    shelf.exclusive_bytes(name) + shelf.ledger.size(kept.lease),
+                    now - kept.parked_at,
+                    kept.uses,
+                )
+                for name, kept in self._parking.conversations.items()
+            ),
+            evictions=shelf.evictions,
+            refusals=shelf.refusals,
         )
 
     def check_integrity(self) -> None:
-        """Assert that the ledger covers the tensors and every entry has an owner (B1)."""
-        assert self._entries.keys() <= self._owners.keys()
-        assert set(self._owners) == set(self._ledger.leases)
-        for i, entry in self._entries.items():
-            assert entry.pins >= 0
-            assert entry.snapshot.nbytes <= self._ledger.size(i)
-        assert self._ledger.used <= self._ledger.budget
+        """Assert that the ledger equals what is kept and everything kept is held (B1)."""
+        self._shelf.check_integrity()
+        self._parking.check_integrity()

@@ -12,20 +12,28 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
 
 from regrow.actors.messages import (
+    AlsoSnapshot,
     DeviceBroke,
     DeviceReport,
     DeviceStats,
     DeviceTicks,
+    EmptySlot,
     Mount,
     Mounted,
+    Parked,
+    SaveCells,
     SlotDigest,
     Start,
     Stop,
+    Verify,
 )
 from regrow.actors.threads import Threads
 from regrow.errors import DeviceFailed
-from regrow.gpu.device_loop import Broken, Call, DeviceEvent, DeviceLoop, Halt, Reset
-from regrow.gpu.types import Runner, Snapshot
+from regrow.gpu.device_loop import Broken, Call, DeviceEvent, DeviceLoop, Empty, Halt, Reset, SnapshotAt
+from regrow.gpu.transfers import Fill, Save
+from regrow.gpu.types import HostCells, Runner
+from regrow.gpu.verify import differing_parts
+from regrow.policy.directory import HolderId
 
 T = TypeVar("T")
 
@@ -39,8 +47,10 @@ class DeviceActor:
         generations: "itertools.count[int]",
         threads: Threads,
         now: Callable[[], float],
+        tell_cache: Callable[[object], None],
     ) -> None:
         self._loop = loop
+        self._tell_cache = tell_cache
         self._generation = next(generations)
         self._threads = threads
         self._now = now
@@ -50,14 +60,23 @@ class DeviceActor:
 
     async def handle(self, message: object) -> object:
         match message:
-            case Mount(slot, position, state):
-                return self._mount(slot, position, state)
+            case Mount():
+                return self._mount(message)
+            case SaveCells(slot, name, ranges):
+                self._save(slot, name, ranges)
+            case EmptySlot(slot):
+                self._loop.post(Empty(self._generation, slot))
+            case AlsoSnapshot(slot, epoch, position):
+                self._loop.post(SnapshotAt(slot, epoch, position))
             case Start(job):
                 self._loop.post(job)
             case Stop(slot, epoch):
                 self._loop.post(Halt(slot, epoch))
             case SlotDigest(slot):
                 return self._call(lambda runner: runner.digest(slot))
+            case Verify(slot, keys, chunks):
+                spare = self._loop.runner.slots - 1
+                return self._call(lambda runner: differing_parts(runner, spare, slot, keys, chunks))
             case DeviceStats():
                 return DeviceReport(self._generation, self._loop.counters)
             case DeviceBroke(generation, error):
@@ -67,14 +86,26 @@ class DeviceActor:
                 raise TypeError(f"the device does not know {type(message).__name__}")
         return None
 
-    def _mount(self, slot: int, position: int, state: Snapshot | None) -> asyncio.Future[Mounted]:
-        generation, begin = self._generation, self._now()
+    def _mount(self, mount: Mount) -> asyncio.Future[Mounted]:
+        begin = self._now()
+        reply: asyncio.Future[Mounted] = asyncio.get_running_loop().create_future()
 
-        def mount(runner: Runner) -> Mounted:
-            runner.mount(slot, position, state)
-            return Mounted(generation, (self._now() - begin) * 1e3)
+        def settle(result: object) -> None:
+            if isinstance(result, Exception):
+                reply.set_exception(result)
+            else:
+                reply.set_result(Mounted(self._generation, (self._now() - begin) * 1e3))
 
-        return self._call(mount)
+        done = self._in_loop(settle)
+        self._loop.post(Fill(self._generation, mount.slot, mount.position, mount.source, mount.state, done))
+        return reply
+
+    def _save(self, slot: int, name: HolderId, ranges: tuple[tuple[int, int], ...]) -> None:
+        def settle(result: object) -> None:
+            failed = isinstance(result, Exception)
+            self._tell_cache(Parked(name, None if failed else cast(tuple[HostCells, ...], result)))
+
+        self._loop.post(Save(self._generation, slot, ranges, self._in_loop(settle)))
 
     def _call(self, function: Callable[[Runner], T]) -> asyncio.Future[T]:
         """Run `function` on the device thread between two steps; the answer comes when it has run."""
@@ -86,11 +117,12 @@ class DeviceActor:
             else:
                 reply.set_result(cast(T, result))
 
-        def done(result: object) -> None:
-            self._threads.deliver(functools.partial(settle, result))
-
-        self._loop.post(Call(self._generation, function, done))
+        self._loop.post(Call(self._generation, function, self._in_loop(settle)))
         return reply
+
+    def _in_loop(self, settle: Callable[[object], None]) -> Callable[[object], None]:
+        """Return what the device thread calls with a result, to have it settled in the event loop."""
+        return lambda result: self._threads.deliver(functools.partial(settle, result))
 
 
 class Outbox:

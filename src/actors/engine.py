@@ -29,21 +29,23 @@ from regrow.actors.messages import (
     Drain,
     EngineReport,
     EngineStats,
+    Forget,
     RootReport,
     RootStats,
     SlotReport,
     SlotStats,
     Submit,
 )
+from regrow.actors.mounting import SlotWiring
 from regrow.actors.prepare import Preparer
 from regrow.actors.root import RootActor
 from regrow.actors.run import Run
 from regrow.actors.runtime import Actor, ActorRef, MailboxStats, System
 from regrow.actors.served import Served, load_served
-from regrow.actors.slot import SlotActor, SlotWiring
+from regrow.actors.slot import SlotActor
 from regrow.actors.threads import DriverHandle, RealThreads, Threads
 from regrow.config import EngineSettings
-from regrow.errors import ActorDown, DeadlineExceeded, Draining, Overloaded
+from regrow.errors import ActorDown, BadRequest, DeadlineExceeded, Draining, Overloaded
 from regrow.gpu.device_loop import DeviceLoop
 from regrow.policy.plan import ReadPlan
 from regrow.policy.request import Exactness, GenerateRequest, SamplingParams
@@ -125,8 +127,8 @@ class Engine:
             namespace=served.namespace,
             context=served.runner.context,
             checkpoints=settings.checkpoints,
-            checkpoint_every=settings.checkpoint_every,
             cache=settings.cache,
+            checkpoint_every=settings.checkpoint_every,
         )
         geometry = served.runner.geometry
         self.info = ModelInfo(
@@ -177,23 +179,26 @@ class Engine:
         """Spawn the actors and put the device loop on its thread."""
         settings, served, system = self.settings, self._served, self._system
         now = asyncio.get_running_loop().time
-        names = [f"slot-{i}" for i in range(served.runner.slots)]
+        names = [f"slot-{i}" for i in range(served.runner.slots - settings.verify)]
         self.device, self.cache, self.roots, self.engine = (
             system.ref(name) for name in ("device", "cache", "roots", "engine")
         )
         self.slots = tuple(system.ref(name) for name in names)
         outbox = Outbox(self._threads, lambda slot, ticks: self.slots[slot].tell(ticks), self.device.tell)
         loop = DeviceLoop(served.runner, decode_share=settings.decode_share, now=now, deliver=outbox.deliver)
+        geometry = served.runner.geometry
         slot_wiring = SlotWiring(
             engine=self.engine,
             roots=self.roots,
             cache=self.cache,
             device=self.device,
-            geometry=served.runner.geometry,
+            geometry=geometry,
             detokenizer=served.tokenizer.detokenizer,
             now=now,
             exact=served.exact,
             checkpoints=settings.checkpoints,
+            verify=settings.verify,
+            root_cells=settings.root_cells,
             ask_deadline_s=settings.ask_deadline_s,
         )
         engine_wiring = EngineWiring(
@@ -205,6 +210,9 @@ class Engine:
             queue=settings.queue,
             event_buffer=settings.event_buffer,
             exact=served.exact,
+            hybrid=geometry.hybrid,
+            bytes_per_token=geometry.bytes_per_token,
+            chunk=settings.chunk,
         )
         restarts = {name: itertools.count() for name in [*names, "cache"]}
         generations = itertools.count()
@@ -220,19 +228,26 @@ class Engine:
 
         system.spawn(
             "device",
-            lambda: DeviceActor(loop, generations, self._threads, now),
+            lambda: DeviceActor(loop, generations, self._threads, now, self.cache.tell),
             mailbox=MAILBOX,
             watchers=(*names, "engine"),
         )
         spawn(
             "cache",
-            lambda: CacheActor(served.budget, next(restarts["cache"]), lambda to, m: system.ref(to).tell(m)),
-            names,
+            lambda: CacheActor(
+                served.budget,
+                geometry.bytes_per_token,
+                next(restarts["cache"]),
+                settings.root_cells != "never",
+                lambda to, message: system.ref(to).tell(message),
+                now,
+            ),
+            [*names, "roots", "engine"],
         )
-        spawn("roots", lambda: RootActor(kept, settings.root_min))
+        spawn("roots", lambda: RootActor(kept, settings.root_min, self.cache, now))
         for i, name in enumerate(names):
             spawn(name, functools.partial(self._slot, i, restarts[name], slot_wiring), ["engine", "cache"])
-        spawn("engine", lambda: EngineActor(engine_wiring, registry), names)
+        spawn("engine", lambda: EngineActor(engine_wiring, registry), [*names, "cache"])
         return self._threads.drive("device", loop)
 
     @staticmethod
@@ -249,6 +264,24 @@ class Engine:
             raise Draining("the engine is shutting down")
         prepared = await self._threads.run(lambda: self._prepare(request))
         return await self.engine.ask(Submit(prepared), self.settings.ask_deadline_s)
+
+    async def cache_report(self) -> tuple[CacheReport, tuple[RootReport, ...]]:
+        """Return what is kept: bytes by kind, parked conversations, roots."""
+        deadline = self.settings.ask_deadline_s
+        return await self.cache.ask(CacheStats(), deadline), tuple(
+            await self.roots.ask(RootStats(), deadline)
+        )
+
+    async def forget(self, root: str | None = None) -> int:
+        """Drop one root, or everything that is kept and not in use; return how many things went.
+
+        Raises BadRequest where `root` is no root's id.
+        """
+        try:
+            prefix = None if root is None else bytes.fromhex(root)
+        except ValueError:
+            raise BadRequest(f"{root!r} is not the id of a root", param="root") from None
+        return await self.cache.ask(Forget(prefix), self.settings.ask_deadline_s)
 
     async def plan_of(self, request: GenerateRequest) -> tuple[list[int], ReadPlan]:
         """Return the tokens of a prompt, and where its reading would be cut; raises BadRequest."""

@@ -8,18 +8,21 @@ import asyncio
 import heapq
 import itertools
 import secrets
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from regrow.actors.events import Divergence, Failed, Finished, Queued, Reuse, Usage
 from regrow.actors.messages import (
     Admit,
+    CacheChanged,
     Cancel,
     CutOff,
     Distrust,
     Drain,
     EngineReport,
     EngineStats,
+    MountEnded,
     NowServing,
     Prepared,
     RequestDone,
@@ -27,18 +30,17 @@ from regrow.actors.messages import (
     Stale,
     Submit,
     Totals,
+    WantCut,
 )
+from regrow.actors.placement import Choice, Placement
 from regrow.actors.run import Run
 from regrow.actors.runtime import ActorRef, Down
 from regrow.errors import ActorDown, DeadlineExceeded, Draining, Overloaded, RegrowError
-from regrow.policy.checkpoints import system_end
-from regrow.policy.directory import Directory, Holder, HolderId, Match
-from regrow.policy.keys import common_prefix
-from regrow.policy.place import Candidate, Rates, place
+from regrow.policy.explain import Miss, MissReason
+from regrow.policy.place import Candidate
 from regrow.policy.request import Exactness
-from regrow.policy.resume import resume_point
 
-RATES = Rates(read=1.0)  # nothing is copied yet, so only the order of the costs counts
+CACHE = "cache"
 PLANS = 3  # a placement that came too late is made again this often, then the prompt is read from 0
 
 
@@ -53,15 +55,21 @@ class EngineWiring:
     cancel: Callable[[str], None]
     expire: Callable[[str, RegrowError], None]
     now: Callable[[], float]
-    explain: Callable[[Prepared, int, Sequence[SessionChanged]], tuple[str | None, Divergence | None]]
+    explain: Callable[[Prepared, int, Placement], tuple[Miss | None, Divergence | None]]
     exact: Exactness
+    hybrid: bool
+    bytes_per_token: int
+    chunk: int
     queue: int
     event_buffer: int
 
 
 @dataclass(slots=True)
 class LivingRequest:
-    """A request that is queued (`slot` None) or being served. cancelled: it is to end, with `error`."""
+    """A request that is queued (`slot` None) or being served. ending: the cancel on its way to the slot.
+
+    wants: the reader and the cut it waits for (S6).
+    """
 
     run: Run
     prepared: Prepared
@@ -69,8 +77,8 @@ class LivingRequest:
     order: int
     slot: int | None = None
     plans: int = 0
-    cancelled: bool = False
-    error: RegrowError | None = None
+    ending: Cancel | None = None
+    wants: tuple[str, int] | None = None
     timer: asyncio.TimerHandle | None = None
 
 
@@ -82,12 +90,10 @@ class EngineActor:
         self._w = wiring
         self._requests = requests
         self._queue: list[tuple[int, int, str]] = []
-        self._directory = Directory()
-        self._sessions: dict[int, SessionChanged] = {}
-        self._serving: dict[int, str] = {}
-        self._stamps = itertools.count(1)
+        self._placement = Placement(wiring.hybrid, wiring.exact, wiring.bytes_per_token, wiring.chunk)
         self._orders = itertools.count()
         self._totals = Totals()
+        self._misses: Counter[MissReason] = Counter()
         self._draining = False
         self._idle_waiters: list[asyncio.Future[None]] = []
 
@@ -104,8 +110,13 @@ class EngineActor:
             case Cancel(request, error):
                 self._cancel(request, error)
             case SessionChanged():
-                self._sessions[message.slot] = message
-                self._note(message.slot)
+                self._placement.session_changed(message)
+                self._dispatch()
+            case CacheChanged():
+                self._placement.cache_changed(message)
+                self._dispatch()
+            case MountEnded():
+                self._placement.mount_ended(message)
                 self._dispatch()
             case Distrust():
                 for ref in self._w.slots:
@@ -129,9 +140,10 @@ class EngineActor:
             case EngineStats():
                 return EngineReport(
                     waiting=len(self._queue),
-                    running=len(self._serving),
+                    running=len(self._placement.serving),
+                    rates=self._placement.rates,
                     draining=self._draining,
-                    totals=self._totals,
+                    totals=replace(self._totals, misses=dict(self._misses)),
                 )
             case _:
                 raise TypeError(f"the engine does not know {type(message).__name__}")
@@ -157,70 +169,47 @@ class EngineActor:
         self._dispatch()
         return run
 
-    def _note(self, slot: int) -> None:
-        """Bring the directory up to date with a slot's session and with what it was given to do."""
-        session = self._sessions.get(slot)
-        if session is None:
-            self._directory.remove(HolderId("slot", slot))
-            return
-        busy = session.holder.busy or slot in self._serving
-        self._directory.update(replace(session.holder, used=next(self._stamps), busy=busy))
-
     def _dispatch(self) -> None:
-        """Place waiting requests while a slot is idle."""
-        while self._queue:
-            request = self._requests[self._queue[0][2]]
-            placed = self._place(request)
-            if placed is None:
-                return
-            heapq.heappop(self._queue)
-            self._admit(request, placed)
+        """Place waiting requests in order; one that waits for a reader lets the next ones pass (S6)."""
+        waiting, self._queue = self._queue, []
+        while waiting:
+            entry = heapq.heappop(waiting)
+            request = self._requests[entry[2]]
+            use = request.prepared.cache != "off" and request.plans < PLANS
+            choice = self._placement.choose(request.prepared, use_sources=use)
+            if isinstance(choice, Choice):
+                self._admit(request, choice)
+                continue
+            self._queue.append(entry)
+            if choice.reader is None:
+                break
+            self._want(request, choice.reader, choice.cut)
+        self._queue.extend(waiting)
+        heapq.heapify(self._queue)
 
-    def _place(self, request: LivingRequest) -> Candidate | None:
-        """Choose slot and source from the directory (S0 to S2), or with the cache off a slot alone (S9)."""
-        prepared = request.prepared
-        known = [self._directory.get(HolderId("slot", slot)) for slot in sorted(self._sessions)]
-        slots = [holder for holder in known if holder is not None]
-        use = prepared.cache != "off" and request.plans < PLANS
-        matches = self._matches(prepared, slots) if use else ()
-        return place(len(prepared.keys), system_end(prepared.plan), slots, matches, RATES)
+    def _want(self, request: LivingRequest, reader: int, cut: int) -> None:
+        """Tell a reader, once, that the state at `cut` is waited for."""
+        serving = self._placement.given(reader)
+        if serving is not None and request.wants != (serving, cut):
+            request.wants = (serving, cut)
+            self._w.slots[reader].tell(WantCut(serving, cut))
 
-    def _matches(self, prepared: Prepared, slots: Sequence[Holder]) -> Sequence[Match]:
-        cuts = tuple(zip(prepared.plan.cuts, prepared.hashes, strict=True))
-        matches = self._directory.lookup(cuts, self._w.exact)
-        if self._w.exact != "off":
-            return matches
-        found = {match.holder.id: match for match in matches}
-        for holder in slots:
-            deeper = self._off_plan(prepared, holder)
-            match = found.get(holder.id, Match(holder, 0, 0, shared=False))
-            if deeper > match.position:
-                found[holder.id] = replace(match, position=deeper, known=max(deeper, match.known))
-        return tuple(found.values())
-
-    def _off_plan(self, prepared: Prepared, holder: Holder) -> int:
-        """Return where a slot can be resumed in mode "off", which is not bound to the plan's cuts (R1)."""
-        session = self._sessions[int(holder.id.key)]
-        if session.namespace != prepared.namespace:
-            return 0
-        shared = common_prefix(prepared.keys, session.keys)
-        live_end = holder.length if session.live else None
-        return resume_point(prepared.plan, shared, holder.pure_length, holder.states, "off", live_end)
-
-    def _admit(self, request: LivingRequest, placed: Candidate) -> None:
-        prepared = request.prepared
-        why, diverged = self._w.explain(prepared, placed.position, tuple(self._sessions.values()))
+    def _admit(self, request: LivingRequest, choice: Choice) -> None:
+        prepared, placed = request.prepared, choice.candidate
+        why, diverged = self._w.explain(prepared, placed.position, self._placement)
+        if why is not None and not request.plans:
+            self._misses[why.reason] += 1
         request.slot = placed.slot
-        self._serving[placed.slot] = request.run.id
-        self._note(placed.slot)
+        self._placement.give(placed.slot, request.run.id, prepared, placed)
         self._w.slots[placed.slot].tell(
             Admit(
                 request=request.run.id,
                 prepared=prepared,
                 run=request.run,
-                version=placed.version,
                 resume=placed.position,
                 source=placed.source,
+                holder=placed.holder,
+                wanted=choice.wanted,
                 why=why,
                 diverged=diverged,
                 submitted_at=request.submitted_at,
@@ -228,17 +217,17 @@ class EngineActor:
         )
 
     def _stale(self, slot: int, name: str) -> None:
-        """The slot's session had changed: back to the head of the queue, unless a cancel came in between."""
-        if self._serving.get(slot) == name:
-            del self._serving[slot]
-            self._note(slot)
+        """The slot's session had changed: back to the head of the queue."""
+        if self._placement.given(slot) == name:
+            self._placement.take_back(slot)
         request = self._requests.get(name)
-        if request is not None:
+        if request is not None and request.ending is not None:
+            self._end(request, request.ending.error)
+            self._settle()
+        elif request is not None:
             request.slot = None
             request.plans += 1
             heapq.heappush(self._queue, (-request.prepared.priority, request.order, name))
-            if request.cancelled:
-                self._cancel(name, request.error)
         self._dispatch()
 
     def _cancel(self, name: str, error: RegrowError | None) -> None:
@@ -251,8 +240,8 @@ class EngineActor:
             self._end(request, error)
             self._settle()
         else:
-            request.cancelled, request.error = True, error
-            self._w.slots[request.slot].tell(Cancel(name, error))
+            request.ending = Cancel(name, error)
+            self._w.slots[request.slot].tell(request.ending)
 
     def _end(self, request: LivingRequest, error: RegrowError | None) -> None:
         """Forget a request that no slot serves, and give it its terminal event."""
@@ -269,9 +258,9 @@ class EngineActor:
             request.run.end(Failed(now, error, usage, reuse))
 
     def _done(self, done: RequestDone) -> None:
-        if self._serving.get(done.slot) == done.request:
-            del self._serving[done.slot]
-            self._note(done.slot)
+        if self._placement.given(done.slot) == done.request:
+            self._placement.take_back(done.slot)
+        self._placement.request_done(done)
         request = self._requests.get(done.request)
         if request is not None:
             self._forget(request)
@@ -292,20 +281,23 @@ class EngineActor:
             request.timer.cancel()
 
     def _lost(self, name: str, reason: str) -> None:
-        """A slot has crashed: what it was given ends here, since nobody else can end it."""
+        """A slot has crashed: what it was given ends here, since nobody else can end it. Without the cache,
+        what it kept is no source any more."""
+        if name == CACHE:
+            self._placement.cache_lost()
         slot = next((i for i, ref in enumerate(self._w.slots) if ref.name == name), None)
         if slot is None:
             return
-        self._serving.pop(slot, None)
-        self._sessions.pop(slot, None)
-        self._note(slot)
+        self._placement.lose(slot)
         self._end_given(slot, (), f"slot {slot} was restarted: {reason}")
 
     def _found(self, slot: int, serving: str | None) -> None:
         """A slot says what it serves, to this new life; what it was given beside that is lost."""
-        if serving in self._requests:
-            self._serving[slot] = serving
-        self._end_given(slot, (serving, self._serving.get(slot)), "the engine actor was restarted")
+        request = self._requests.get(serving or "")
+        if request is not None:
+            self._placement.give(slot, request.run.id, request.prepared, Candidate(slot, "none", 0))
+        kept = (serving, self._placement.given(slot))
+        self._end_given(slot, kept, "the engine actor was restarted")
 
     def _end_given(self, slot: int, kept: Collection[str | None], reason: str) -> None:
         for name, request in list(self._requests.items()):
@@ -332,4 +324,4 @@ class EngineActor:
         queued = sorted(entry[2] for entry in self._queue)
         waiting = sorted(name for name, r in self._requests.items() if r.slot is None)
         assert queued == waiting
-        assert set(self._serving.values()) <= set(self._requests)
+        assert self._placement.serving <= set(self._requests)

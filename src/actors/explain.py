@@ -1,15 +1,14 @@
 """Why not more of a prompt was reused, with the place where it first differs, as text (E1)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from regrow.actors.events import Divergence
-from regrow.actors.messages import Prepared, SessionChanged
+from regrow.actors.messages import Prepared
+from regrow.actors.placement import Placement
 from regrow.models.tokenizer import ChatTokenizer
-from regrow.policy.explain import Known, divergence_message, why
+from regrow.policy.explain import Known, Miss, divergence_message, why
 from regrow.policy.keys import common_prefix
 from regrow.policy.request import Exactness
-from regrow.policy.resume import resume_point
 
 SNIPPET = 60  # characters on each side
 SNIPPET_TOKENS = 64  # enough for them, however short the tokens are
@@ -24,33 +23,27 @@ class Explainer:
     chunk: int
 
     def __call__(
-        self, prepared: Prepared, reused: int, sessions: Sequence[SessionChanged]
-    ) -> tuple[str | None, Divergence | None]:
-        """Return the reason in one sentence, and the place where the prompt leaves the nearest known one.
+        self, prepared: Prepared, reused: int, placement: Placement
+    ) -> tuple[Miss | None, Divergence | None]:
+        """Return the reason, and the place where the prompt leaves the nearest known one.
 
         Both are None where what was reused lacks at most two chunks of what was known.
         """
-        holding = [s for s in sessions if len(s.keys)]
-        same = [s for s in holding if s.namespace == prepared.namespace]
-        nearest = max(same, key=lambda s: common_prefix(prepared.keys, s.keys), default=None)
+        same = placement.known(prepared)
+        nearest = max(same, key=lambda k: common_prefix(prepared.keys, k.keys), default=None)
         shared = 0 if nearest is None else common_prefix(prepared.keys, nearest.keys)
         known = Known(
             prompts=bool(same),
-            elsewhere=len(same) < len(holding),
+            elsewhere=placement.holds_anything and prepared.cache_salt is None,
             shared=shared,
             pure=shared if nearest is None or self.exact == "off" else nearest.holder.pure_length,
-            usable=0 if nearest is None else self._usable(prepared, shared, nearest),
-            holder="" if nearest is None else f"slot {nearest.slot}",
+            usable=0 if nearest is None else placement.usable(prepared, nearest),
+            holder="" if nearest is None else f"{nearest.holder.id.kind} {nearest.holder.id.key}",
         )
-        reason = why(prepared.plan, known, reused, chunk=self.chunk, cache=prepared.cache)
-        if reason is None or not shared or shared >= len(prepared.keys):
-            return reason, None
-        return reason, self._divergence(prepared, shared)
-
-    def _usable(self, prepared: Prepared, shared: int, nearest: SessionChanged) -> int:
-        holder = nearest.holder
-        live_end = holder.length if nearest.live and self.exact == "off" else None
-        return resume_point(prepared.plan, shared, holder.pure_length, holder.states, self.exact, live_end)
+        miss = why(prepared.plan, known, reused, chunk=self.chunk, cache=prepared.cache)
+        if miss is None or not shared or shared >= len(prepared.keys):
+            return miss, None
+        return miss, self._divergence(prepared, shared)
 
     def _divergence(self, prepared: Prepared, position: int) -> Divergence:
         keys = prepared.keys

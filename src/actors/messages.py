@@ -1,22 +1,25 @@
 """The messages between the actors: frozen, typed, nouns or past facts.
 
-Asks go only Engine -> Slot -> Root -> Cache -> Device; upward there are only tells. A lease id names bytes in
-the ledger; once filled it is the id of the cache entry.
+Asks go only Engine -> Slot -> Root -> Cache -> Device; upward there are only tells. A running state is named
+by the prefix hash at its position, a conversation and a root by a `HolderId`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from regrow.actors.events import Divergence, Usage
+from regrow.actors.parking import Loan, Parkable
 from regrow.actors.run import Run
 from regrow.actors.runtime import Ask
+from regrow.actors.shelf import Kept
 from regrow.errors import RegrowError
 from regrow.gpu.device_loop import DeviceCounters, DeviceEvent, Job
-from regrow.gpu.types import Digest, LogitsMask, Snapshot
-from regrow.policy.directory import Holder
+from regrow.gpu.types import Digest, HostCells, LogitsMask, Snapshot
+from regrow.policy.directory import Holder, HolderId
+from regrow.policy.explain import Miss, MissReason
 from regrow.policy.keys import Keys, Namespace
 from regrow.policy.ledger import Kind
-from regrow.policy.place import Source
+from regrow.policy.place import Rates, Source
 from regrow.policy.plan import ReadPlan
 from regrow.policy.request import CacheUse, SamplingParams, StopRules
 
@@ -26,7 +29,8 @@ class Prepared:
     """A request ready for the queue: rendered, tokenised, planned.
 
     hashes: the prefix hash at each cut of the plan. wanted: the cuts that should get a checkpoint (P3);
-    protected: those of them that are not given up for newer ones (P5).
+    protected: those of them that are not given up for newer ones (P5), among them the end of a pinned
+    message.
     """
 
     keys: Keys
@@ -39,6 +43,7 @@ class Prepared:
     stops: StopRules
     banned: frozenset[int]
     cache: CacheUse
+    cache_salt: str | None
     priority: int
     deadline_s: float | None
     mask: LogitsMask | None = None
@@ -71,13 +76,15 @@ class CutOff(Ask[None]):
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Counters since the start. read and reused are prompt tokens, drawn are answer tokens."""
+    """Counters since the start. read and reused are prompt tokens, drawn are answer tokens. misses:
+    how often not more could be reused, by reason."""
 
     finished: int = 0
     failed: int = 0
     read: int = 0
     reused: int = 0
     drawn: int = 0
+    misses: Mapping[MissReason, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,7 @@ class EngineReport:
     running: int
     draining: bool
     totals: Totals
+    rates: Rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,25 +105,49 @@ class EngineStats(Ask[EngineReport]):
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """To a slot: serve this request from `resume` on, chosen for `version` of the slot's session."""
+    """To a slot: serve this request from its first `resume` keys, which `holder` has (the slot itself,
+    another slot, a parked conversation or a root; None where nothing is reused).
+
+    wanted: the cuts that should get a checkpoint, learned ones included (P3, P4).
+    """
 
     request: str
     prepared: Prepared
     run: Run
-    version: int
     resume: int
     source: Source
-    why: str | None
+    holder: HolderId | None
+    wanted: tuple[int, ...]
+    why: Miss | None
     diverged: Divergence | None
     submitted_at: float
 
 
 @dataclass(frozen=True, slots=True)
+class WantCut:
+    """To a slot that is reading: another request waits for the state at `position` (S6)."""
+
+    request: str
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
 class Stale:
-    """To the engine: the session has changed since the placement was made; plan again."""
+    """To the engine: the source was not what the placement took it for; plan again (S5)."""
 
     slot: int
     request: str
+
+
+@dataclass(frozen=True, slots=True)
+class MountEnded:
+    """To the engine: the slot has what it needs from its source, which is free again. Sizes in bytes."""
+
+    slot: int
+    request: str
+    source: Source
+    copied: int
+    ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +155,7 @@ class SessionChanged:
     """To the engine: what a slot holds now, as the directory keeps it.
 
     keys: what its cells hold (shared, read-only). live: its running state is the one at the end of them.
+    reading: the request it serves is still being read.
     """
 
     slot: int
@@ -130,6 +163,7 @@ class SessionChanged:
     namespace: Namespace | None
     keys: Keys
     live: bool
+    reading: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +192,7 @@ class RequestDone:
     failed: bool
     usage: Usage
     read: int
+    read_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,50 +208,122 @@ class DigestRequest(Ask[Digest]):
 
 
 @dataclass(frozen=True, slots=True)
-class Reserve(Ask[tuple[int, ...]]):
-    """To the cache: room for `sizes` bytes each, answered at once with a lease id for each that is granted,
-    from the first on; the rest is refused. Leases belong to `owner` in its life `epoch`."""
+class ReserveStates(Ask[tuple[int | None, ...]]):
+    """To the cache: room for running states, each (prefix hash, bytes), answered at once: a lease, or 0 where
+    the state is there already and is held for `holder` from now on, or None where there is no room. With 0
+    bytes only what is there is wanted."""
 
-    owner: str
-    epoch: int
-    kind: Kind
-    sizes: tuple[int, ...]
+    holder: HolderId
+    wanted: tuple[tuple[bytes, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
-    """To the cache: fill a lease with a checkpoint; its id is the entry's id from now on."""
+class KeepState(Ask[bool]):
+    """To the cache: fill a lease with the state of a prefix; it saves reading `saved` tokens. False where the
+    lease is gone. By the answer the engine has been told, so what waits for the state finds it."""
 
     lease: int
-    namespace: Namespace
+    prefix: bytes
     snapshot: Snapshot
     saved: int
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
-    """To the cache: give back leases and forget entries."""
+class LetGo:
+    """To the cache: `holder` needs these states and leases no longer, nor retained spans ending above
+    `spans_above`."""
 
-    ids: tuple[int, ...]
+    holder: HolderId
+    prefixes: tuple[bytes, ...] = ()
+    leases: tuple[int, ...] = ()
+    spans_above: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Pin(Ask[Snapshot | None]):
-    """To the cache: keep this entry from eviction and hand out its state, or None where it is gone."""
+    """To the cache: keep this state from eviction and hand it out, or None where it is gone."""
 
-    entry: int
+    prefix: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Unpin:
-    entry: int
+    prefix: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Park(Ask[tuple[HolderId, tuple[tuple[int, int], ...]] | None]):
+    """To the cache: make room for the conversation in `slot`. Answered with its name and the ranges of cells
+    to be copied, or None: kept already, or no room (S3: skipped, never fatal)."""
+
+    slot: HolderId
+    what: Parkable
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """To the cache: the ranges are copied; with `cells` None the copy failed and the conversation is lost."""
+
+    name: HolderId
+    cells: tuple[HostCells, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lend(Ask[Loan | None]):
+    """To the cache: the cells [0, position) of a parked conversation or root, guarded until `Repay`."""
+
+    holder: HolderId
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Repay:
+    """To the cache: the loan is over. taker: the slot that the whole conversation has moved to (K2)."""
+
+    holder: HolderId
+    taker: HolderId | None
+
+
+@dataclass(frozen=True, slots=True)
+class Purge:
+    """To the cache: a request failed with numbers that are not finite; drop all that shares these cuts."""
+
+    prefixes: frozenset[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Forget(Ask[int]):
+    """To the cache: drop every parked conversation, root and state (or one root); answered with how many."""
+
+    root: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Evicted:
-    """From the cache: these entries are gone; chains and root lists forget them."""
+    """From the cache to a slot or the root actor: these states are gone."""
 
-    ids: frozenset[int]
+    prefixes: frozenset[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheChanged:
+    """From the cache to the engine: what the directory should know."""
+
+    states_added: frozenset[bytes]
+    states_removed: frozenset[bytes]
+    kept: tuple[Kept, ...]
+    gone: tuple[HolderId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedReport:
+    """One parked conversation: tokens, bytes that are its own, seconds since it was parked, uses."""
+
+    name: str
+    tokens: int
+    nbytes: int
+    age_s: float
+    uses: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,8 +333,10 @@ class CacheReport:
     budget: int
     used: Mapping[Kind, int]
     peak: int
-    entries: int
+    states: int
     pinned: int
+    spans: int
+    parked: tuple[ParkedReport, ...]
     evictions: int
     refusals: int
 
@@ -239,31 +348,40 @@ class CacheStats(Ask[CacheReport]):
 
 @dataclass(frozen=True, slots=True)
 class RootOffer:
-    """To the root actor: this entry is the state at the end of a system prompt (T1)."""
+    """To the root actor: the cells of `slot` below `position` are a system prompt (T1)."""
 
-    namespace: Namespace
-    hash: bytes
+    prefix: bytes
     position: int
-    entry: int
-    slot: int
 
 
 @dataclass(frozen=True, slots=True)
 class RootTouch:
     """To the root actor: a request resumed at or past this system prompt."""
 
-    hash: bytes
+    prefix: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AddRoot:
+    """From the root actor to the cache: keep what this root needs."""
+
+    prefix: bytes
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropRoot:
+    prefix: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class RootReport:
-    """One root that is kept."""
+    """One root that is kept. age_s: seconds since it was first offered."""
 
-    hash: str
+    prefix: str
     tokens: int
-    entry: int
-    slot: int
     uses: int
+    age_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +391,7 @@ class RootStats(Ask[Sequence[RootReport]]):
 
 @dataclass(frozen=True, slots=True)
 class Mounted:
-    """The slot is cut back to the position; jobs for it carry `generation`."""
+    """The slot holds the prefix; jobs for it carry `generation`."""
 
     generation: int
     ms: float
@@ -281,11 +399,41 @@ class Mounted:
 
 @dataclass(frozen=True, slots=True)
 class Mount(Ask[Mounted]):
-    """To the device: make `slot` hold its first `position` cells with the running state there (R4)."""
+    """To the device: make `slot` hold its first `position` cells with the running state there (R4).
+
+    source: the slot or the host cells to copy them from; None where the slot has them.
+    """
 
     slot: int
     position: int
+    source: int | tuple[HostCells, ...] | None
     state: Snapshot | None
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCells:
+    """To the device: copy these ranges of a slot's cells for the parked conversation `name`; what overwrites
+    them waits. The cache hears `Parked`."""
+
+    slot: int
+    name: HolderId
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EmptySlot:
+    """To the device: what the slot holds is in doubt; nothing may be copied from it."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class AlsoSnapshot:
+    """To the device: copy the running state at `position` too, if the job has not come there yet."""
+
+    slot: int
+    epoch: int
+    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +456,16 @@ class SlotDigest(Ask[Digest]):
     """To the device: hash what a slot holds."""
 
     slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Verify(Ask[tuple[str, ...]]):
+    """To the device: read the keys of a mounted slot again in the spare one (V2); answered with the parts
+    that differ."""
+
+    slot: int
+    keys: Keys
+    chunks: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)

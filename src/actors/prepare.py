@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from regrow.actors.messages import Prepared
 from regrow.errors import BadRequest, ContextLengthExceeded
 from regrow.models.tokenizer import ChatTokenizer
-from regrow.policy.checkpoints import CheckpointCut, checkpoint_cuts, system_end
+from regrow.policy.checkpoints import CheckpointCut, checkpoint_cuts, message_end, system_end
 from regrow.policy.keys import Keys, Namespace, as_keys, prefix_hashes
 from regrow.policy.plan import ChunkTable, ReadPlan, build_plan
 from regrow.policy.request import CacheUse, GenerateRequest, StopRules
@@ -45,7 +45,8 @@ class Preparer:
         self._known(tuple(request.sampling.logit_bias), "logit_bias")
         namespace = self.namespace.salted(request.cache_salt)
         cache = request.cache if self.cache else "off"
-        checkpoints = self._checkpoints(plan, cache)
+        pin = 0 if request.pin is None else _pinned(request, plan)
+        checkpoints = self._checkpoints(plan, cache, pin)
         ends = frozenset(self.tokenizer.eos_ids)
         return Prepared(
             keys=keys,
@@ -63,15 +64,16 @@ class Preparer:
             ),
             banned=ends if request.ignore_eos else frozenset(),
             cache=cache,
+            cache_salt=request.cache_salt,
             priority=request.priority,
             deadline_s=request.deadline_s,
         )
 
-    def _checkpoints(self, plan: ReadPlan, cache: CacheUse) -> Sequence[CheckpointCut]:
+    def _checkpoints(self, plan: ReadPlan, cache: CacheUse, pin: int) -> Sequence[CheckpointCut]:
         """Return which cuts get a checkpoint: none with the cache off, the root in read-only use (S9)."""
         if cache == "off":
             return ()
-        cuts = checkpoint_cuts(plan, self.checkpoint_every, (), self.checkpoints)
+        cuts = checkpoint_cuts(plan, self.checkpoint_every, (), self.checkpoints, pin)
         return cuts if cache == "on" else [cut for cut in cuts if cut.position == system_end(plan)]
 
     def plan_of(self, request: GenerateRequest) -> tuple[Keys, ReadPlan]:
@@ -95,6 +97,15 @@ class Preparer:
         if len(keys) and not 0 <= int(keys.min()) <= int(keys.max()) < self.tokenizer.vocab_size:
             raise BadRequest(f"{param}: token ids are from 0 to {self.tokenizer.vocab_size - 1}", param=param)
         return keys
+
+
+def _pinned(request: GenerateRequest, plan: ReadPlan) -> int:
+    """Return where the message that the client pins ends."""
+    messages = len(request.messages)
+    if request.pin is None or not 0 <= request.pin < messages:
+        allowed = f"regrow.pin is the index of a message, from 0 to {messages - 1}"
+        raise BadRequest(allowed, param="regrow.pin")
+    return message_end(plan, request.pin, messages)
 
 
 def _field(request: GenerateRequest) -> str:

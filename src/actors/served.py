@@ -59,7 +59,7 @@ def load_served(settings: EngineSettings, progress: Callable[[str, float | None]
     progress("allocating slots", None)
     runner = ModelRunner(
         loaded.module,
-        settings.parallel,
+        settings.parallel + settings.verify,
         lambda geometry: _context(settings, loaded, geometry, device),
         exact,
     )
@@ -135,8 +135,8 @@ def _say_what_holds(settings: EngineSettings, served: Served, device: torch.devi
         bytes_per_checkpoint=checkpoint,
         cache=f"{served.budget // MIB} MiB" if settings.cache else "off",
         checkpoints_fit=served.budget // checkpoint if checkpoint else "not needed",
-        roots=settings.roots if settings.cache and geometry.hybrid else 0,
-        parked="off (not built yet)",
+        roots=settings.roots if settings.cache else 0,
+        parked="in host memory" if settings.cache else "off",
         disk="off (not built yet)",
         message_cuts=served.tokenizer.marks_note or "learned from the chat template",
     )

@@ -1,4 +1,4 @@
-"""The request that a slot serves: how far it is, what was drawn, what is said of it at its end (E1, E2)."""
+"""The request that a slot serves: how far it is, what it has shown, and how it is told to its client."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -7,10 +7,10 @@ import structlog
 
 from regrow.actors.events import Failed, Finished, FinishReason, Reuse, Usage
 from regrow.actors.messages import Admit
+from regrow.actors.mounting import SlotWiring
 from regrow.errors import RegrowError
+from regrow.gpu.device_loop import EndReason
 from regrow.models.detokenize import Detokenizer
-from regrow.policy.place import Source
-from regrow.policy.request import Exactness
 from regrow.policy.stops import StopMatcher
 
 log = structlog.get_logger(__name__)
@@ -19,20 +19,15 @@ Phase = Literal["mounting", "reading", "decoding", "stopping"]
 
 @dataclass(slots=True)
 class Serving:
-    """The request in progress.
-
-    position: prompt tokens that are in the slot, `reused` ones included. leases: position -> the lease of a
-    checkpoint to be taken there. answer: every token that was drawn; shown: how many were told. reason and
-    error: how it will end, once that is known. tail: text that was held back to the end. distrusted: what it
-    went on from is in doubt, so nothing of it is kept.
-    """
+    """leases: position -> lease of a state to be taken there. there: positions whose state the cache has
+    already. shown: tokens of the answer that the client was given.
+    distrusted: what it went on from is in doubt, so nothing of it is kept."""
 
     admit: Admit
     epoch: int
     text: Detokenizer
     stops: StopMatcher
     placed_at: float
-    source: Source
     phase: Phase = "mounting"
     reused: int = 0
     position: int = 0
@@ -40,6 +35,7 @@ class Serving:
     read_began: float = 0.0
     read_ms: float = 0.0
     leases: dict[int, int] = field(default_factory=dict)
+    there: set[int] = field(default_factory=set)
     answer: list[int] = field(default_factory=list)
     shown: int = 0
     reason: FinishReason | None = None
@@ -47,25 +43,41 @@ class Serving:
     tail: str = ""
     distrusted: bool = False
 
-    @property
-    def read(self) -> int:
-        """Prompt tokens that were really read."""
-        return self.position - self.reused
+    @classmethod
+    def of(cls, admit: Admit, epoch: int, wiring: SlotWiring) -> "Serving":
+        stops = StopMatcher(admit.prepared.stops.strings)
+        return cls(admit, epoch, wiring.detokenizer(), stops, wiring.now())
 
-    def ended(self, slot: int, exact: Exactness, now: float) -> Finished | Failed:
-        """Return the terminal event, and log the same facts in one line."""
-        admit = self.admit
-        usage = Usage(len(admit.prepared.keys), self.shown, self.reused)
+    @property
+    def usage(self) -> Usage:
+        return Usage(len(self.admit.prepared.keys), self.shown, self.reused)
+
+    def show(self, token: int) -> tuple[str, bool]:
+        """Return the text that a token adds, and whether a stop string is complete."""
+        self.shown += 1
+        return self.stops.feed(self.text.push(token))
+
+    def finish(self, reason: EndReason) -> None:
+        """Note how the answer ended, and what was still held back of it."""
+        if self.reason is not None:
+            return
+        text, stopped = self.stops.feed(self.text.flush())
+        self.tail = text if stopped else text + self.stops.flush()
+        self.reason = "stop" if stopped or reason == "stop" else "length"
+
+    def close(self, slot: int, wiring: SlotWiring) -> None:
+        """Log the request in one line (E2) and give the client its terminal event."""
+        admit, now, usage = self.admit, wiring.now(), self.usage
         reuse = Reuse(
-            source=self.source if self.reused else "none",
+            source=admit.source if self.reused else "none",
             slot=slot,
             reused=self.reused,
-            read=self.read,
+            read=self.position - self.reused,
             queue_ms=(self.placed_at - admit.submitted_at) * 1e3,
             mount_ms=self.mount_ms,
             read_ms=self.read_ms,
-            exact=exact,
-            why=admit.why,
+            exact=wiring.exact,
+            why=admit.why.sentence if admit.why else None,
             diverged=admit.diverged,
         )
         log.info(
@@ -75,12 +87,17 @@ class Serving:
             ended=type(self.error).__name__ if self.error else self.reason,
             prompt=usage.prompt,
             answer=usage.completion,
-            total_ms=round((now - admit.submitted_at) * 1e3),
-            **{k: getattr(reuse, k) for k in ("source", "reused", "read", "exact", "why")},
+            source=reuse.source,
+            reused=reuse.reused,
+            read=reuse.read,
             queue_ms=round(reuse.queue_ms, 1),
             mount_ms=round(reuse.mount_ms, 1),
             read_ms=round(reuse.read_ms, 1),
+            total_ms=round((now - admit.submitted_at) * 1e3),
+            exact=reuse.exact,
+            why=reuse.why,
         )
         if self.error is not None:
-            return Failed(now, self.error, usage, reuse)
-        return Finished(now, self.reason or "stop", self.tail, usage, reuse)
+            admit.run.end(Failed(now, self.error, usage, reuse))
+        else:
+            admit.run.end(Finished(now, self.reason or "stop", self.tail, usage, reuse))

@@ -1,17 +1,22 @@
 """What one slot holds: keys, how far they were read by the plan, and the chain of checkpoints."""
 
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from regrow.actors.messages import Prepared
+from regrow.actors.parking import Parkable
 from regrow.policy.chain import Chain
-from regrow.policy.keys import Keys, Namespace, as_keys
+from regrow.policy.checkpoints import last_start, system_end
+from regrow.policy.directory import Holder, HolderId
+from regrow.policy.keys import Keys, Namespace, as_keys, common_prefix
 from regrow.policy.plan import ReadPlan
 
 NO_KEYS = as_keys(())
 NO_PLAN = ReadPlan(0, ())
+ALL = sys.maxsize
 
 
 @dataclass(slots=True)
@@ -20,7 +25,8 @@ class Session:
 
     pure: positions below it were read by `plan`, never decoded (R5). live: the slot's running state is the
     one at the end of `keys`, so that it can go on from there without a checkpoint. hashes: the prefix hash at
-    each cut of the plan.
+    each cut of the plan. marks: the cuts where a later prompt is likely to rejoin. public: what lies above it
+    may not be used by another request (S9).
     """
 
     namespace: Namespace | None = None
@@ -28,27 +34,39 @@ class Session:
     plan: ReadPlan = NO_PLAN
     pure: int = 0
     live: bool = False
+    public: int = ALL
     chain: Chain = field(default_factory=Chain)
     hashes: Mapping[int, bytes] = field(default_factory=dict)
+    marks: tuple[int, ...] = ()
 
     @property
     def length(self) -> int:
         return len(self.keys)
 
-    @property
-    def states(self) -> frozenset[int]:
-        """The positions at which a running state is at hand: those of the checkpoints, and the live end where
-        it is a cut that was read (so a cancelled read goes on where it stopped)."""
-        live = self.live and self.pure == self.length and self.plan.is_cut(self.length)
-        return frozenset((*self.chain.positions, self.length) if live else self.chain.positions)
+    def begins(self, prepared: Prepared, position: int) -> bool:
+        """Say whether this session's cells are the first `position` keys of the prompt (S5)."""
+        return position == 0 or (
+            self.namespace == prepared.namespace
+            and position <= self.length
+            and common_prefix(self.keys[:position], prepared.keys[:position]) == position
+        )
 
-    def cut_back(self, position: int, prepared: Prepared) -> None:
-        """Start serving a prompt from its first `position` keys, which this session shares."""
+    def resumable(self, *, hybrid: bool) -> int:
+        """Return the deepest position at which this session can be resumed by the plan, or 0."""
+        if hybrid:
+            return max(self.chain.positions, default=0)
+        return self.plan.last_cut_at_or_below(min(self.pure, self.public))
+
+    def serve(self, position: int, prepared: Prepared, marks: tuple[int, ...]) -> None:
+        """Start serving a prompt from its first `position` keys, which the cells hold now."""
         self.namespace = prepared.namespace
         self.keys = prepared.keys[:position]
         self.plan = prepared.plan
         self.hashes = dict(zip(prepared.plan.cuts, prepared.hashes, strict=True))
         self.pure = min(self.pure, position)
+        self.marks = marks
+        root = system_end(prepared.plan) if prepared.cache == "read-only" else 0
+        self.public = ALL if prepared.cache == "on" else max(position, root)
         self.live = True
 
     def forget_beyond(self, position: int) -> None:
@@ -64,3 +82,32 @@ class Session:
         if answer:
             self.keys = np.concatenate([self.keys, as_keys(answer)])
             self.keys.setflags(write=False)
+
+    def holder(self, slot: int, version: int, *, busy: bool) -> Holder:
+        """Return what the directory should know of this session."""
+        upto = min(self.length, self.public)
+        cuts = tuple((p, self.hashes[p]) for p in self.plan.cuts if p <= upto)
+        return Holder(
+            id=HolderId("slot", slot),
+            length=self.length,
+            cuts=cuts,
+            pure_length=self.pure,
+            last_start=last_start(self.plan),
+            used=version,
+            busy=busy,
+            version=version,
+        )
+
+    def parkable(self, slot: int, upto: int) -> Parkable | None:
+        """Return the cells [0, upto) as something to park, cut into spans where it may be rejoined (K4)."""
+        if self.namespace is None:
+            return None
+        whole = self.holder(slot, 0, busy=False)
+        edges = sorted({p for p in (*self.marks, *self.chain.positions) if p < upto} | {upto})
+        return Parkable(
+            holder=replace(whole, cuts=tuple(cut for cut in whole.cuts if cut[0] <= upto)),
+            namespace=self.namespace,
+            keys=self.keys[:upto],
+            edges=tuple((p, self.hashes[p]) for p in edges),
+            states=tuple(e.entry_id for e in self.chain.entries if e.position <= upto),
+        )

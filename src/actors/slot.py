@@ -5,34 +5,26 @@ string, cancel, disconnect, error, deadline) the session is left true: its keys 
 chain holds only valid checkpoints.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar, assert_never
+from typing import assert_never
 
-from regrow.actors.events import (
-    FinishReason,
-    Placed,
-    ReadDone,
-    ReadProgress,
-    Token,
-)
-from regrow.actors.events import (
-    Mounted as MountedEvent,
-)
+from regrow.actors.events import Mounted as MountedEvent
+from regrow.actors.events import Placed, ReadDone, ReadProgress, Token
 from regrow.actors.messages import (
     Admit,
+    AlsoSnapshot,
     Cancel,
     DeviceTicks,
     DigestRequest,
     Distrust,
-    Drop,
+    EmptySlot,
     Evicted,
-    Keep,
-    Mount,
+    KeepState,
+    LetGo,
+    MountEnded,
     NowServing,
-    Pin,
+    Purge,
     RequestDone,
-    Reserve,
+    ReserveStates,
     RootOffer,
     RootTouch,
     SessionChanged,
@@ -42,41 +34,17 @@ from regrow.actors.messages import (
     Stale,
     Start,
     Stop,
-    Unpin,
+    WantCut,
 )
-from regrow.actors.runtime import ActorRef, Ask, Down
+from regrow.actors.mounting import SlotWiring, SourceGone, mount, park
+from regrow.actors.runtime import Down
 from regrow.actors.serving import Serving
 from regrow.actors.session import Session
-from regrow.errors import ActorDown, BadRequest, DeviceFailed, NonFiniteLogits, RegrowError, SlowConsumer
+from regrow.errors import BadRequest, DeviceFailed, NonFiniteLogits, RegrowError, SlowConsumer
 from regrow.gpu.device_loop import Broken, ChunkRead, EndReason, Job, JobEnded, TokenDrawn
-from regrow.gpu.types import Digest, Geometry, Snapshot
-from regrow.models.detokenize import Detokenizer
-from regrow.policy.checkpoints import last_start, system_end
-from regrow.policy.directory import Holder, HolderId
-from regrow.policy.request import Exactness
-from regrow.policy.stops import StopMatcher
-
-T = TypeVar("T")
-KEY_BYTES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class SlotWiring:
-    """What a slot is given: who to speak to, the model's geometry, and the settings it needs.
-
-    detokenizer makes a fresh one for each answer. now is the engine clock in seconds.
-    """
-
-    engine: ActorRef
-    roots: ActorRef
-    cache: ActorRef
-    device: ActorRef
-    geometry: Geometry
-    detokenizer: Callable[[], Detokenizer]
-    now: Callable[[], float]
-    exact: Exactness
-    checkpoints: int
-    ask_deadline_s: float
+from regrow.gpu.types import Digest, Snapshot
+from regrow.policy.checkpoints import system_end
+from regrow.policy.directory import HolderId
 
 
 class SlotActor:
@@ -84,12 +52,13 @@ class SlotActor:
 
     def __init__(self, slot: int, life: int, wiring: SlotWiring) -> None:
         self._slot = slot
+        self._me = HolderId("slot", slot)
         self._life = life
         self._w = wiring
         self._session = Session()
         self._version = self._epoch = life << 32
-        self._generation = 0  # of the device when it mounted the session
         self._serving: Serving | None = None
+        self._generation = 0  # of the device when it mounted the session
 
     @property
     def session(self) -> Session:
@@ -103,7 +72,8 @@ class SlotActor:
     async def started(self) -> None:
         if self._life:  # an earlier life may have left a job on the device
             self._w.device.tell(Stop(self._slot, None))
-        self._tell_session(busy=False)
+            self._w.device.tell(EmptySlot(self._slot))
+        self._tell_session()
 
     async def handle(self, message: object) -> object:
         match message:
@@ -111,17 +81,18 @@ class SlotActor:
                 await self._admit(message)
             case DeviceTicks(events):
                 for event in events:
-                    self._tick(event)
+                    await self._tick(event)
             case Cancel(request, error):
                 if self._serving is not None and self._serving.admit.request == request:
                     self._halt(self._serving, "cancelled", error)
-            case DigestRequest():
-                return await self._digest()
-            case Evicted(ids):
-                self._session.chain = self._session.chain.without(ids)
-                self._tell_session(busy=self._serving is not None)
+            case WantCut(request, position):
+                await self._want(request, position)
             case Distrust(position, key):
                 self._distrust(position, key)
+            case DigestRequest():
+                return await self._digest()
+            case Evicted(prefixes):
+                self._session.chain = self._session.chain.without(prefixes)
             case Down():
                 self._lost(message)
             case SlotStats():
@@ -131,31 +102,49 @@ class SlotActor:
         return None
 
     async def _admit(self, admit: Admit) -> None:
-        if self._serving is not None or admit.version != self._version:
+        if self._serving is not None:
             self._w.engine.tell(Stale(self._slot, admit.request))
             return
-        prepared = admit.prepared
         self._epoch += 1
-        serving = Serving(
-            admit,
-            self._epoch,
-            self._w.detokenizer(),
-            StopMatcher(prepared.stops.strings),
-            self._w.now(),
-            admit.source,
-        )
-        self._serving = serving
-        admit.run.slot = self._slot
+        serving = Serving.of(admit, self._epoch, self._w)
         try:
-            await self._mount(serving)
+            mounted, copied = await mount(self._w, self._slot, self._session, admit)
+        except SourceGone as gone:
+            if gone.touched:
+                self._empty()
+                self._tell_session()
+            self._w.engine.tell(Stale(self._slot, admit.request))
+            return
         except RegrowError as error:
+            self._serving = serving
             self._fail(serving, error)
             return
-        await self._reserve(serving)
-        self._put(serving, MountedEvent(self._w.now(), serving.reused, serving.mount_ms))
+        self._serving = serving
+        admit.run.slot = self._slot
+        position = admit.resume
+        if admit.holder != self._me:  # other cells: what was here has gone, parked or not
+            self._empty(tell_device=False)
+            self._session.pure = position
+        dropped, self._session.chain = self._session.chain.cut_back(position)
+        self._let_go(dropped)
+        self._session.serve(position, admit.prepared, admit.wanted)
+        serving.reused = serving.position = position
+        serving.mount_ms, self._generation = mounted.ms, mounted.generation
+        self._w.engine.tell(MountEnded(self._slot, admit.request, admit.source, copied, mounted.ms))
+        self._put(
+            serving,
+            Placed(serving.placed_at, self._slot, admit.source, position, len(admit.prepared.keys)),
+        )
+        self._put(serving, MountedEvent(self._w.now(), position, mounted.ms))
+        self._touch_root(admit)
         if serving.phase == "stopping":  # its reader does not even take these events
             self._end(serving)
             return
+        await self._hold_states(serving)
+        self._start(serving)
+
+    def _start(self, serving: Serving) -> None:
+        prepared = serving.admit.prepared
         job = Job(
             slot=self._slot,
             epoch=serving.epoch,
@@ -172,91 +161,75 @@ class SlotActor:
         serving.read_began = self._w.now()
         serving.phase = "reading"
         self._w.device.tell(Start(job))
-        if not job.chunks:
+        if job.chunks:
+            self._tell_session()
+        else:
             self._read_done(serving)
 
-    async def _mount(self, serving: Serving) -> None:
-        """Make the slot hold the prompt's first keys (R1, R4); falls back to the next lower checkpoint where
-        one is gone."""
-        prepared = serving.admit.prepared
-        position, state, pinned = serving.admit.resume, None, None
-        while position and self._w.geometry.hybrid:
-            if self._session.live and position == self._session.length:
-                break
-            entry = self._session.chain.at(position)
-            if entry is not None:
-                state = await self._ask_cache(Pin(entry.entry_id), None)
-                if state is not None:
-                    pinned = entry.entry_id
-                    break
-            lower = [p for p in self._session.chain.positions if p < position]
-            position = max((p for p in lower if prepared.plan.is_cut(p)), default=0)
-        if position != serving.admit.resume:
-            serving.source = "checkpoint" if position else "none"
-        self._put(
-            serving, Placed(serving.placed_at, self._slot, serving.source, position, len(prepared.keys))
-        )
-        try:
-            mounted = await self._w.device.ask(Mount(self._slot, position, state), self._w.ask_deadline_s)
-        except ActorDown as error:
-            raise DeviceFailed(f"the device was restarted: {error}") from error
-        finally:
-            if pinned is not None:
-                self._w.cache.tell(Unpin(pinned))
-        dropped, self._session.chain = self._session.chain.cut_back(position)
-        self._drop(dropped)
-        self._session.cut_back(position, prepared)
-        serving.reused = serving.position = position
-        serving.mount_ms = mounted.ms
-        self._generation = mounted.generation
-        if position:
-            self._session.chain = self._session.chain.touched(position)
-            self._touch_root(position)
-
-    async def _reserve(self, serving: Serving) -> None:
-        """Ask for room for the wanted checkpoints beyond what is held, the deepest first; what is refused is
-        not taken."""
-        prepared = serving.admit.prepared
-        wanted = [p for p in reversed(prepared.wanted) if p > serving.reused]
-        if not wanted or not self._w.geometry.hybrid:
+    async def _hold_states(self, serving: Serving) -> None:
+        """Hold the wanted states that are there up to the resume point (S8), and get room for those
+        beyond."""
+        admit = serving.admit
+        if not self._w.geometry.hybrid or admit.prepared.cache == "off":
             return
-        sizes = tuple(self._w.geometry.bytes_per_checkpoint + KEY_BYTES * p for p in wanted)
-        leases = await self._ask_cache(Reserve(f"slot-{self._slot}", self._life, "checkpoint", sizes), ())
-        serving.leases = dict(zip(wanted, leases, strict=False))
+        here = admit.resume
+        below = [p for p in (*admit.wanted, here) if 0 < p <= here and p in self._session.hashes]
+        beyond = [
+            p for p in reversed(admit.wanted) if p > here
+        ]  # the deepest first, if there is no room for all
+        await self._reserve(serving, sorted(set(below)), size=0)
+        await self._reserve(serving, beyond, size=self._w.geometry.bytes_per_checkpoint)
 
-    async def _ask_cache(self, message: Ask[T], otherwise: T) -> T:
-        """Ask the cache; a crash of it costs what it kept, never a running request."""
-        try:
-            return await self._w.cache.ask(message, self._w.ask_deadline_s)
-        except RegrowError:
-            return otherwise
+    async def _reserve(self, serving: Serving, positions: list[int], size: int) -> None:
+        """Ask for room for the states at `positions`; a state that is there already is held instead (P5)."""
+        hashes = self._session.hashes
+        wanted = tuple((hashes[p], size) for p in positions)
+        leases = await self._w.ask_cache(ReserveStates(self._me, wanted), ())
+        for position, lease in zip(positions, leases, strict=False):
+            if lease:
+                serving.leases[position] = lease
+            elif lease == 0 and position <= serving.position:
+                self._add_to_chain(serving, position)
+            elif lease == 0:
+                serving.there.add(position)
 
-    def _tick(self, event: ChunkRead | TokenDrawn | JobEnded | Broken) -> None:
+    async def _want(self, request: str, position: int) -> None:
+        """Take a checkpoint at `position` too, for a request that waits for it (S6)."""
+        serving = self._serving
+        if serving is None or serving.admit.request != request or position <= serving.position:
+            return
+        if self._w.geometry.hybrid and position not in serving.leases and position not in serving.there:
+            await self._reserve(serving, [position], size=self._w.geometry.bytes_per_checkpoint)
+            self._w.device.tell(AlsoSnapshot(self._slot, serving.epoch, position))
+
+    async def _tick(self, event: ChunkRead | TokenDrawn | JobEnded | Broken) -> None:
         serving = self._serving
         if serving is None or isinstance(event, Broken) or event.epoch != serving.epoch:
             return  # of a job that this slot has given up
         match event:
             case ChunkRead(position=position, seconds=seconds, snapshot=snapshot):
-                self._chunk_read(serving, position, seconds, snapshot)
+                await self._chunk_read(serving, position, seconds, snapshot)
             case TokenDrawn(token=token):
                 self._token(serving, token)
-            case JobEnded(reason=reason, length=length):
-                self._job_ended(serving, reason, length)
+            case JobEnded():
+                await self._job_ended(serving, event)
             case _:
                 assert_never(event)
 
-    def _chunk_read(self, serving: Serving, position: int, seconds: float, snapshot: Snapshot | None) -> None:
+    async def _chunk_read(
+        self, serving: Serving, position: int, seconds: float, snapshot: Snapshot | None
+    ) -> None:
         session, prepared = self._session, serving.admit.prepared
         if session.pure == serving.position:
             session.pure = position
         read = position - serving.position
         serving.position = position
         session.extend(prepared.keys, position, ())
-        lease = serving.leases.pop(position, None)
-        if lease is not None and snapshot is None:
-            self._drop((lease,))
-        elif lease is not None and snapshot is not None:
-            self._keep(serving, lease, snapshot)
+        await self._keep(serving, position, snapshot)
+        if position == system_end(prepared.plan) and prepared.cache != "off":
+            self._w.roots.tell(RootOffer(session.hashes[position], position))
+            if self._w.root_cells == "always":
+                await park(self._w, self._slot, session, position)
         last = prepared.plan.chunks_from(0)[-1][1]
         rate = read / seconds if seconds else 0.0
         eta_ms = (last - position) / rate * 1e3 if rate else 0.0
@@ -264,94 +237,106 @@ class SlotActor:
         self._put(serving, ReadProgress(now, position, serving.reused, len(prepared.keys), rate, eta_ms))
         if position >= last:
             self._read_done(serving)
+        else:
+            self._tell_session()
 
-    def _keep(self, serving: Serving, lease: int, snapshot: Snapshot) -> None:
+    async def _keep(self, serving: Serving, position: int, snapshot: Snapshot | None) -> None:
+        """Keep the state that was taken at `position`, or the one that was there already."""
+        lease = serving.leases.pop(position, None)
+        if position in serving.there:
+            self._add_to_chain(serving, position)
+        elif lease is not None and snapshot is None:
+            self._w.cache.tell(LetGo(self._me, leases=(lease,)))
+        elif lease is not None and snapshot is not None:
+            saved = position - max((p for p in self._session.chain.positions if p < position), default=0)
+            keep = KeepState(lease, self._session.hashes[position], snapshot, saved)
+            if await self._w.ask_cache(keep, False):
+                self._add_to_chain(serving, position)
+
+    def _add_to_chain(self, serving: Serving, position: int) -> None:
         """Put a checkpoint into the chain; beyond the limit the least recently used one goes (P5)."""
-        prepared = serving.admit.prepared
-        position = snapshot.position
-        self._w.cache.tell(Keep(lease, prepared.namespace, snapshot, position))
-        chain = self._session.chain.added(position, lease, protected=True).protecting(prepared.protected)
-        dropped, self._session.chain = chain.limited(self._w.checkpoints)
-        self._drop(dropped)
-        if position == system_end(prepared.plan):
-            key = self._session.hashes[position]
-            self._w.roots.tell(RootOffer(prepared.namespace, key, position, lease, self._slot))
+        protected = {*serving.admit.prepared.protected, position}
+        chain = self._session.chain.added(position, self._session.hashes[position], protected=True)
+        dropped, self._session.chain = chain.protecting(protected).limited(self._w.checkpoints)
+        self._let_go(dropped)
 
     def _read_done(self, serving: Serving) -> None:
         now = self._w.now()
         serving.read_ms = (now - serving.read_began) * 1e3
         if serving.phase == "reading":
             serving.phase = "decoding"
-        self._put(serving, ReadDone(now, serving.reused, serving.read, serving.read_ms))
-        self._tell_session(busy=True)
+        self._put(serving, ReadDone(now, serving.reused, serving.position - serving.reused, serving.read_ms))
+        self._tell_session()
 
     def _token(self, serving: Serving, token: int) -> None:
         serving.answer.append(token)
         if serving.phase == "stopping":
             return  # drawn before the device saw the stop; its cell is true, its text is dropped
-        serving.shown += 1
-        text, stopped = serving.stops.feed(serving.text.push(token))
+        text, stopped = serving.show(token)
         self._put(serving, Token(self._w.now(), token, text))
         if stopped:
             self._halt(serving, "stop", None)
 
-    def _job_ended(self, serving: Serving, reason: EndReason, length: int) -> None:
-        prepared = serving.admit.prepared
-        if reason == "failed":
+    async def _job_ended(self, serving: Serving, ended: JobEnded) -> None:
+        if ended.reason == "failed":
             self._fail(serving, DeviceFailed("a step on the device failed; the device is restarted"))
             return
-        if reason == "non_finite":
+        if ended.reason == "non_finite":
+            prepared = serving.admit.prepared
             if cuts := prepared.plan.cuts:  # before anybody can be placed on what shares them
                 self._w.engine.tell(Distrust(cuts[0], prepared.hashes[0]))
+            self._w.cache.tell(Purge(frozenset(prepared.hashes)))
             self._fail(serving, NonFiniteLogits("the model gave no finite logits for this request"))
             return
-        in_prompt = min(length, len(prepared.keys))
-        self._session.extend(prepared.keys, in_prompt, serving.answer[: length - in_prompt])
-        if reason == "repeat":
+        keys = serving.admit.prepared.keys
+        in_prompt = min(ended.length, len(keys))
+        self._session.extend(keys, in_prompt, serving.answer[: ended.length - in_prompt])
+        if ended.reason == "repeat":
             self._session.forget_beyond(serving.position)
-        if serving.reason is None:
-            serving.reason = "stop" if reason == "stop" else "length"
-            text, stopped = serving.stops.feed(serving.text.flush())
-            serving.tail = text + ("" if stopped else serving.stops.flush())
-            if stopped:
-                serving.reason = "stop"
+        kept = serving.admit.prepared.cache == "on" and ended.length in self._session.hashes
+        if kept and ended.snapshot is not None:
+            await self._reserve(serving, [ended.length], self._w.geometry.bytes_per_checkpoint)
+            await self._keep(serving, ended.length, ended.snapshot)
+        serving.finish(ended.reason)
         self._end(serving)
 
-    def _halt(self, serving: Serving, reason: FinishReason, error: RegrowError | None) -> None:
+    def _halt(self, serving: Serving, reason: EndReason | str, error: RegrowError | None) -> None:
         """End the job at the next chunk or step, once."""
         if serving.phase == "stopping":
             return
         serving.phase = "stopping"
-        serving.reason, serving.error = reason, error
+        serving.reason = "stop" if reason == "stop" else "cancelled"
+        serving.error = error
         self._w.device.tell(Stop(self._slot, serving.epoch))
 
     def _fail(self, serving: Serving, error: RegrowError) -> None:
         """End the request and empty the session: what the slot holds is in doubt."""
         serving.error = error
+        self._let_go((), tuple(serving.leases.values()))
+        serving.leases.clear()
         self._empty()
         self._end(serving)
 
     def _end(self, serving: Serving) -> None:
-        self._forget(serving)
-        self._drop(tuple(serving.leases.values()))
+        """Tell the engine, then the client, that the request is over."""
+        self._let_go((), tuple(serving.leases.values()))
+        self._let_go(tuple(self._session.hashes[p] for p in serving.there if p > serving.position))
         self._serving = None
-        self._tell_session(busy=False)
-        ended = serving.ended(self._slot, self._w.exact, self._w.now())
-        done = RequestDone(
-            self._slot, serving.admit.request, serving.error is not None, ended.usage, serving.read
-        )
-        self._w.engine.tell(done)
-        serving.admit.run.end(ended)
-
-    def _forget(self, serving: Serving) -> None:
-        """Give up what the request does not let stay (S9): everything with the cache off, in read-only use
-        what lies beyond the reused part and the root."""
-        prepared = serving.admit.prepared
-        if prepared.cache == "off" or serving.distrusted:
+        if serving.distrusted:
             self._empty()
-        elif prepared.cache == "read-only":
-            root = self._session.chain.at(system_end(prepared.plan))
-            self._session.forget_beyond(max(serving.reused, root.position if root else 0))
+        self._tell_session()
+        read = serving.position - serving.reused
+        self._w.engine.tell(
+            RequestDone(
+                self._slot,
+                serving.admit.request,
+                serving.error is not None,
+                serving.usage,
+                read,
+                serving.read_ms,
+            )
+        )
+        serving.close(self._slot, self._w)
 
     def _distrust(self, position: int, key: bytes) -> None:
         """Forget a session that shares this cut, at once or when its request ends."""
@@ -361,39 +346,71 @@ class SlotActor:
             self._serving.distrusted = True
         else:
             self._empty()
-            self._tell_session(busy=False)
+            self._tell_session()
 
     def _lost(self, down: Down) -> None:
-        """Another actor has crashed: without the device nothing in the slot is true, without the cache no
-        checkpoint is; a new engine knows nothing of this slot."""
-        name = down.name
-        if name == self._w.device.name:
-            if self._generation > down.epoch:
-                return  # mounted on the next life of the device already
+        """Another actor has crashed: without the device nothing that it mounted is true, without the cache no
+        checkpoint is, and a new engine has to be told what is here."""
+        if down.name == self._w.device.name:
+            if down.epoch < self._generation:
+                return  # what is here was mounted by a later life
             if self._serving is not None:
                 self._fail(self._serving, DeviceFailed(f"the device was restarted: {down.reason}"))
-            else:
-                self._empty()
-                self._tell_session(busy=False)
-        elif name == self._w.cache.name:
-            self._drop_all()  # what the next life has granted meanwhile included
-            self._tell_session(busy=self._serving is not None)
-        elif name == self._w.engine.name:
-            self._tell_session(busy=self._serving is not None)
-            serving = self._serving.admit.request if self._serving else None
-            self._w.engine.tell(NowServing(self._slot, serving))
+                return
+            self._empty()
+        elif down.name == self._w.cache.name:
+            kept, self._session.chain = self._session.chain.cut_back(0)
+            leases = tuple(self._serving.leases.values()) if self._serving is not None else ()
+            self._let_go(kept, leases)  # what the next life has granted meanwhile included
+            if self._serving is not None:
+                self._serving.leases.clear()
+                self._serving.there.clear()
+        elif down.name == self._w.engine.name:
+            served = self._serving.admit.request if self._serving is not None else None
+            self._w.engine.tell(NowServing(self._slot, served))
+        self._tell_session()
 
-    def _empty(self) -> None:
-        self._drop_all()
+    def _empty(self, *, tell_device: bool = True) -> None:
+        dropped, _ = self._session.chain.cut_back(0)
+        self._let_go(dropped)
         self._session = Session()
+        if tell_device:
+            self._w.cache.tell(LetGo(self._me, spans_above=0))
+            self._w.device.tell(EmptySlot(self._slot))
 
-    def _drop_all(self) -> None:
-        """Give back every checkpoint and lease."""
-        dropped, self._session.chain = self._session.chain.cut_back(0)
+    async def _digest(self) -> Digest:
         if self._serving is not None:
-            dropped += tuple(self._serving.leases.values())
-            self._serving.leases.clear()
-        self._drop(dropped)
+            raise BadRequest(f"slot {self._slot} is busy; its digest is taken when it is idle")
+        return await self._w.device.ask(SlotDigest(self._slot), self._w.ask_deadline_s)
+
+    def _put(self, serving: Serving, event: MountedEvent | Placed | ReadDone | ReadProgress | Token) -> None:
+        if not serving.admit.run.put(event):
+            error = SlowConsumer("the reader of this answer fell behind; its events were no longer kept")
+            self._halt(serving, "cancelled", error)
+
+    def _let_go(self, prefixes: tuple[bytes, ...], leases: tuple[int, ...] = ()) -> None:
+        if prefixes or leases:
+            self._w.cache.tell(LetGo(self._me, prefixes, leases))
+
+    def _touch_root(self, admit: Admit) -> None:
+        end = system_end(admit.prepared.plan)
+        if end and admit.resume >= end:
+            self._w.roots.tell(RootTouch(self._session.hashes[end]))
+
+    def _tell_session(self) -> None:
+        """Tell the engine what is here; every change is a new version."""
+        self._version += 1
+        session, serving = self._session, self._serving
+        self._w.engine.tell(
+            SessionChanged(
+                slot=self._slot,
+                holder=session.holder(self._slot, self._version, busy=serving is not None),
+                namespace=session.namespace,
+                keys=session.keys,
+                live=session.live,
+                reading=serving is not None and serving.phase in ("mounting", "reading"),
+            )
+        )
 
     def _report(self) -> SlotReport:
         serving = self._serving
@@ -412,42 +429,3 @@ class SlotActor:
         assert session.pure <= session.length
         assert all(position <= session.length for position in session.chain.positions)
         assert list(session.chain.positions) == sorted(set(session.chain.positions))
-
-    async def _digest(self) -> Digest:
-        if self._serving is not None:
-            raise BadRequest(f"slot {self._slot} is busy; its digest is taken when it is idle")
-        return await self._w.device.ask(SlotDigest(self._slot), self._w.ask_deadline_s)
-
-    def _put(self, serving: Serving, event: MountedEvent | Placed | ReadDone | ReadProgress | Token) -> None:
-        if not serving.admit.run.put(event):
-            error = SlowConsumer("the reader of this answer fell behind; its events were no longer kept")
-            self._halt(serving, "cancelled", error)
-
-    def _drop(self, ids: tuple[int, ...]) -> None:
-        if ids:
-            self._w.cache.tell(Drop(ids))
-            self._w.roots.tell(Evicted(frozenset(ids)))
-
-    def _touch_root(self, position: int) -> None:
-        assert self._serving is not None
-        prepared = self._serving.admit.prepared
-        end = system_end(prepared.plan)
-        if end and position >= end:
-            self._w.roots.tell(RootTouch(self._session.hashes[end]))
-
-    def _tell_session(self, *, busy: bool) -> None:
-        """Tell the engine what can be resumed here; every change is a new version."""
-        self._version += 1
-        session, hybrid = self._session, self._w.geometry.hybrid
-        holder = Holder(
-            id=HolderId("slot", self._slot),
-            length=session.length,
-            cuts=tuple((cut, session.hashes[cut]) for cut in session.plan.cuts if cut <= session.length),
-            states=session.states if hybrid else None,
-            pure_length=session.pure,
-            last_start=last_start(session.plan),
-            used=self._version,
-            busy=busy,
-            version=self._version,
-        )
-        self._w.engine.tell(SessionChanged(self._slot, holder, session.namespace, session.keys, session.live))

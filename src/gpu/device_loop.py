@@ -5,6 +5,7 @@ applies token stops and limits itself, so that no token waits for a round trip t
 the runner it refuses work until it is told to `Reset`; jobs carry the generation they were made for.
 """
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,12 +15,15 @@ from typing import Literal
 import torch
 
 from regrow.errors import DeviceFailed
+from regrow.gpu.transfers import Fill, Save, Transfers
 from regrow.gpu.types import Chunk, LogitsMask, Row, Runner, Snapshot
 from regrow.policy.keys import Keys
 from regrow.policy.request import SamplingParams, StopRules
 from regrow.policy.schedule import PendingRead, ScheduleState, after_chunk, after_step, next_work
 from regrow.policy.stops import RepeatGuard
 
+FILL_GAP_S = 0.05  # a running stream may wait this long for a copy that a request waits for
+SAVE_SHARE = 0.08  # of the last step's time, for copies that nobody waits for
 EndReason = Literal["stop", "length", "repeat", "halted", "non_finite", "failed"]
 
 
@@ -49,6 +53,23 @@ class Halt:
 
     slot: int
     epoch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotAt:
+    """Also copy the running state at `position`, if the job of `slot` has not come there yet."""
+
+    slot: int
+    epoch: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Empty:
+    """Forget what `slot` holds; what is being copied from it is finished first."""
+
+    generation: int
+    slot: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,12 +109,14 @@ class TokenDrawn:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The job is over and the slot holds `length` tokens."""
+    """The job is over and the slot holds `length` tokens. snapshot: the running state there, where the job
+    was halted between two chunks."""
 
     slot: int
     epoch: int
     reason: EndReason
     length: int
+    snapshot: Snapshot | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +140,7 @@ class DeviceCounters:
 
 
 DeviceEvent = ChunkRead | TokenDrawn | JobEnded | Broken
-Command = Job | Halt | Reset | Call
+Command = Job | Halt | Reset | Call | Fill | Save | SnapshotAt | Empty
 
 
 @dataclass(slots=True)
@@ -127,6 +150,7 @@ class _Active:
     job: Job
     todo: deque[tuple[int, int]]
     order: int
+    snapshot_at: set[int]
     yielded: int = 0
     row: Row | None = None
     answer: list[int] = field(default_factory=list)
@@ -159,6 +183,8 @@ class DeviceLoop:
         self._broken = False
         self._active: dict[int, _Active] = {}
         self._schedule = ScheduleState()
+        self._transfers = Transfers(runner)
+        self._last_s = 0.0
         self._orders = 0
         self._events: list[DeviceEvent] = []
 
@@ -187,6 +213,7 @@ class DeviceLoop:
             with torch.inference_mode():
                 while self._commands:
                     self._command(self._commands.popleft())
+                worked = self._copy() or worked
                 worked = self._work() or worked
         except Exception as error:  # noqa: BLE001  whatever a step raises, the arenas are in doubt
             self._break(error)
@@ -213,6 +240,21 @@ class DeviceLoop:
                 self._broken = False
             case Call():
                 self._call(command)
+            case Empty(generation, slot):
+                if generation == self._generation and not self._broken and slot not in self._active:
+                    self._transfers.settle(slot)
+                    self.runner.empty(slot)
+            case SnapshotAt(slot, epoch, position):
+                active = self._active.get(slot)
+                if active is not None and active.job.epoch == epoch:
+                    active.snapshot_at.add(position)
+            case Fill() | Save():
+                if self._broken or command.generation != self._generation:
+                    command.done(DeviceFailed("the device was restarted"))
+                elif isinstance(command, Fill):
+                    self._transfers.fill(command)
+                else:
+                    self._transfers.save(command)
 
     def _call(self, call: Call) -> None:
         if self._broken or call.generation != self._generation:
@@ -236,10 +278,22 @@ class DeviceLoop:
         if job.slot in self._active:
             raise RuntimeError(f"slot {job.slot} has a job already")
         self._orders += 1
-        active = _Active(job, deque(job.chunks), self._orders)
+        self._transfers.settle(job.slot)
+        active = _Active(job, deque(job.chunks), self._orders, set(job.snapshot_at))
         self._active[job.slot] = active
         if not active.todo:
             self._join(active, int(job.ids[-1]), len(job.ids) - 1)
+
+    def _copy(self) -> bool:
+        """Let the copies go on: fills for at most a short gap, saves for a small share of the time; all of
+        them to the end while nothing else is to be done."""
+        if not self._transfers:
+            return False
+        idle = not self._active
+        self._transfers.advance(
+            math.inf if idle else FILL_GAP_S, math.inf if idle else SAVE_SHARE * self._last_s
+        )
+        return True
 
     def _work(self) -> bool:
         reading = [a for a in self._active.values() if a.row is None]
@@ -265,8 +319,8 @@ class DeviceLoop:
         begin = self._now()
         alone = len(job.ids) == 1
         result = self.runner.read(Chunk(job.slot, start, job.ids[start:stop], want_logits=alone))
-        snapshot = self.runner.snapshot(job.slot) if stop in job.snapshot_at else None
-        seconds = self._now() - begin
+        snapshot = self.runner.snapshot(job.slot) if stop in active.snapshot_at else None
+        seconds = self._last_s = self._now() - begin
         self._schedule = after_chunk(self._schedule, job.slot, seconds, self._decode_share)
         self.counters = replace(
             self.counters,
@@ -307,7 +361,7 @@ class DeviceLoop:
         begin = self._now()
         decoding = sorted(decoding, key=lambda a: a.job.slot)
         result = self.runner.step([a.row for a in decoding if a.row is not None])
-        seconds = self._now() - begin
+        seconds = self._last_s = self._now() - begin
         self._schedule = after_step(self._schedule, seconds)
         drawn = sum(len(tokens) for tokens in result.tokens)
         self.counters = replace(
@@ -356,11 +410,15 @@ class DeviceLoop:
         if active.row is not None:
             self.runner.leave(job.slot)
         del self._active[job.slot]
-        self._events.append(JobEnded(job.slot, job.epoch, reason, self.runner.length(job.slot)))
+        length = self.runner.length(job.slot)
+        between = reason == "halted" and active.row is None and length > job.start
+        kept = self.runner.snapshot(job.slot) if between and self.runner.geometry.hybrid else None
+        self._events.append(JobEnded(job.slot, job.epoch, reason, length, kept))
 
     def _break(self, error: Exception) -> None:
         """Refuse work until `Reset`."""
         self._give_up()
+        self._transfers.fail(DeviceFailed(f"the device failed: {error}"))
         self._broken = True
         self._events.append(Broken(self._generation, error))
 

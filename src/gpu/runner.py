@@ -12,12 +12,13 @@ from transformers import PreTrainedModel
 
 from regrow.gpu.arena import Arenas
 from regrow.gpu.call import Decoding, Reading
+from regrow.gpu.copies import PieceCopy
 from regrow.gpu.digest import digest_slot
 from regrow.gpu.forward import SlotModel
 from regrow.gpu.probe import probe
 from regrow.gpu.sampling import draw
 from regrow.gpu.slot_cache import SlotCache
-from regrow.gpu.types import Chunk, Digest, Geometry, ReadResult, Row, Snapshot, StepResult
+from regrow.gpu.types import Chunk, Digest, Geometry, HostCells, ReadResult, Row, Snapshot, StepResult
 from regrow.policy.request import Exactness
 
 _TORN = -1  # the place of a running state that belongs to no position
@@ -93,6 +94,38 @@ class ModelRunner:
             for kept, given in zip(self._arenas.states(slot), states, strict=True):
                 kept.copy_(given)
         self._length[slot] = self._state_at[slot] = position
+
+    def copy_cells(self, source: int, slot: int, stop: int) -> PieceCopy:
+        self._expect(stop <= self._length[source], source, f"does not reach position {stop}")
+        self._claim(slot)
+        spans = (self._arenas.span(slot, 0, stop), self._arenas.span(source, 0, stop))
+        return PieceCopy(zip(*spans, strict=True))
+
+    def load_cells(self, slot: int, cells: Sequence[HostCells]) -> PieceCopy:
+        edges = [0, *(part.stop for part in cells)]
+        self._expect([part.start for part in cells] == edges[:-1], slot, "was given cells with gaps")
+        self._expect(edges[-1] <= self._context, slot, f"has no room for {edges[-1]} cells")
+        self._claim(slot)
+        return PieceCopy(
+            pair
+            for part in cells
+            for pair in zip(self._arenas.span(slot, part.start, part.stop), part.tensors, strict=True)
+        )
+
+    def save_cells(self, slot: int, start: int, stop: int) -> tuple[HostCells, PieceCopy]:
+        self._expect(0 <= start < stop <= self._length[slot], slot, f"holds no cells [{start}, {stop})")
+        views = self._arenas.span(slot, start, stop)
+        with torch.inference_mode(False):
+            host = tuple(torch.empty(view.shape, dtype=view.dtype) for view in views)
+        return HostCells(start, stop, host), PieceCopy(zip(host, views, strict=True))
+
+    def filled(self, slot: int, length: int) -> None:
+        self._length[slot], self._state_at[slot] = length, _TORN
+
+    def _claim(self, slot: int) -> None:
+        """Empty a slot before a copy writes to it: a copy is whole or it did not happen (S4)."""
+        self._expect(slot not in self._joined, slot, "is joined")
+        self._length[slot], self._state_at[slot] = 0, 0
 
     def read(self, chunk: Chunk) -> ReadResult:
         slot, start = chunk.slot, chunk.start

@@ -154,6 +154,32 @@ class Digest:
         return hashlib.blake2b(repr((self.length, self.parts)).encode(), digest_size=16).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class HostCells:
+    """A copy in host memory of the cells [start, stop) of some slot: one tensor [heads, stop - start, dim]
+    for each `CellSpec`, in the order of the geometry. Owned memory, never written after it was filled."""
+
+    start: int
+    stop: int
+    tensors: tuple[torch.Tensor, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def upto(self, stop: int) -> "HostCells":
+        """Return a view of the cells below `stop`."""
+        return HostCells(self.start, stop, tuple(t[:, : stop - self.start] for t in self.tensors))
+
+
+class CellCopy(Protocol):
+    """A copy of cells that goes on in pieces between the steps, or on a lane of its own."""
+
+    def advance(self, seconds: float) -> bool:
+        """Go on for about `seconds`, at least one piece; True once everything is copied."""
+        ...
+
+
 class Runner(Protocol):
     """A model with its slot arenas. Every method is called on the device thread, one at a time.
 
@@ -185,6 +211,23 @@ class Runner(Protocol):
         `state` is None for a model without running state, or where the slot's own is the one at `position`.
         Raises ValueError where the state's position differs (R4) or the cells do not reach `position`.
         """
+        ...
+
+    def copy_cells(self, source: int, slot: int, stop: int) -> CellCopy:
+        """Begin to copy the cells [0, stop) of `source`, which may be joined, into `slot`."""
+        ...
+
+    def load_cells(self, slot: int, cells: Sequence[HostCells]) -> CellCopy:
+        """Begin to copy host cells, contiguous from 0 on, into `slot`."""
+        ...
+
+    def save_cells(self, slot: int, start: int, stop: int) -> tuple[HostCells, CellCopy]:
+        """Begin to copy the cells [start, stop) of `slot` to host memory; they are there once the copy is
+        done."""
+        ...
+
+    def filled(self, slot: int, length: int) -> None:
+        """Say that a copy has filled the cells [0, length) of `slot`; its running state is not there yet."""
         ...
 
     def read(self, chunk: Chunk) -> ReadResult:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class ChainEntry:
-    """A checkpoint at `position`, kept by the cache as `entry_id`.
+    """A checkpoint at `position`, kept by the cache under `entry_id`, the prefix hash there.
 
     used: the stamp of its last use; a larger one is later. protected: not a victim while others are (P3).
     """
 
     position: int
-    entry_id: int
+    entry_id: bytes
     used: int
     protected: bool
 
@@ -35,7 +35,7 @@ class Chain:
     def at(self, position: int) -> ChainEntry | None:
         return next((entry for entry in self.entries if entry.position == position), None)
 
-    def added(self, position: int, entry_id: int, *, protected: bool) -> "Chain":
+    def added(self, position: int, entry_id: bytes, *, protected: bool) -> "Chain":
         """Return the chain with a checkpoint at `position`. Where there is one already only its stamp moves,
         and `entry_id` is not taken (P5)."""
         if self.at(position) is not None:
@@ -57,16 +57,16 @@ class Chain:
         entries = tuple(replace(e, protected=e.position in positions) for e in self.entries)
         return replace(self, entries=entries)
 
-    def cut_back(self, position: int) -> tuple[tuple[int, ...], "Chain"]:
+    def cut_back(self, position: int) -> tuple[tuple[bytes, ...], "Chain"]:
         """Return the ids of the checkpoints above `position` and the chain without them: for the first write
         at or above it (P5)."""
         return self._split(lambda entry: entry.position > position)
 
-    def without(self, ids: Collection[int]) -> "Chain":
+    def without(self, ids: Collection[bytes]) -> "Chain":
         """Return the chain without the entries that the cache has evicted."""
         return self._split(lambda entry: entry.entry_id in ids)[1]
 
-    def limited(self, limit: int) -> tuple[tuple[int, ...], "Chain"]:
+    def limited(self, limit: int) -> tuple[tuple[bytes, ...], "Chain"]:
         """Return the ids of the `victims` and the chain without them."""
         going = self.victims(limit)
         return self._split(lambda entry: entry in going)
@@ -78,6 +78,6 @@ class Chain:
         excess = max(len(self.entries) - limit, 0)
         return tuple(sorted(open_to_go, key=lambda e: e.used)[:excess])
 
-    def _split(self, goes: Callable[[ChainEntry], bool]) -> tuple[tuple[int, ...], "Chain"]:
+    def _split(self, goes: Callable[[ChainEntry], bool]) -> tuple[tuple[bytes, ...], "Chain"]:
         ids = tuple(entry.entry_id for entry in self.entries if goes(entry))
         return ids, replace(self, entries=tuple(entry for entry in self.entries if not goes(entry)))

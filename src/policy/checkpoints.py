@@ -11,7 +11,7 @@ from typing import Literal
 from regrow.policy.plan import ASSISTANT, ReadPlan
 
 SYSTEM_ROLES = frozenset({"system", "developer"})
-Reason = Literal["turn", "system", "user turn", "previous turn", "learned", "interval"]
+Reason = Literal["turn", "pin", "system", "user turn", "previous turn", "learned", "interval"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class CheckpointCut:
 
 
 def checkpoint_cuts(
-    plan: ReadPlan, every: int, learned: Collection[int], limit: int
+    plan: ReadPlan, every: int, learned: Collection[int], limit: int, pin: int = 0
 ) -> tuple[CheckpointCut, ...]:
     """Return the cuts that get a checkpoint, ascending (P3, P5).
 
@@ -37,6 +37,7 @@ def checkpoint_cuts(
     starts = assistant_starts(plan)
     by_value: tuple[tuple[int, Reason], ...] = (
         (last_start(plan), "turn"),
+        (plan.last_cut_at_or_below(pin), "pin"),
         (system_end(plan), "system"),
         (_user_turn(plan, starts), "user turn"),
         (starts[-2] if len(starts) > 1 else 0, "previous turn"),
@@ -59,6 +60,15 @@ def system_end(plan: ReadPlan) -> int:
     """Return where the leading system and developer messages end (the root cut, T1), or 0."""
     talk = next((s.position for s in plan.starts if s.role not in SYSTEM_ROLES), plan.length)
     return max((e.position for e in plan.ends if e.role in SYSTEM_ROLES and e.position <= talk), default=0)
+
+
+def message_end(plan: ReadPlan, message: int, messages: int) -> int:
+    """Return where message number `message` of the `messages` that were rendered ends, or 0 where marks do
+    not tell. A template may put a system message of its own before them, and opens the answer after them."""
+    starts = [start.position for start in plan.starts]
+    own = len(starts) - messages - 1
+    following = message + max(own, 0) + 1
+    return starts[following] if 0 <= message < messages and 0 < following < len(starts) else 0
 
 
 def last_start(plan: ReadPlan) -> int:

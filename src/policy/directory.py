@@ -4,8 +4,8 @@ A look-up costs one probe a cut of the prompt, whatever is kept. What it finds i
 never by the longest common prefix. Slots, roots, parked conversations and disk records are all holders.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal, NamedTuple
 
@@ -25,33 +25,19 @@ class HolderId(NamedTuple):
 class Holder:
     """What is known of one holder.
 
-    length: keys it holds. cuts: (position, prefix hash) of its plan, ascending, up to `length`.
-    states: the cuts among them with a running state; None for a model without running state, where every cut
-    counts. pure_length: keys below it were read, never decoded (R5). last_start: its last assistant start.
+    length: keys it holds. cuts: (position, prefix hash with namespace) of its plan, ascending, up to
+    `length`. pure_length: keys below it were read, never decoded (R5). last_start: its last assistant start.
     used: a stamp, later is larger. busy: a request is using it. version: which state of the holder this is.
     """
 
     id: HolderId
     length: int = 0
     cuts: tuple[CutHash, ...] = ()
-    states: frozenset[int] | None = frozenset()
     pure_length: int = 0
     last_start: int = 0
     used: int = 0
     busy: bool = False
     version: int = 0
-
-    def usable(self, position: int, exact: Exactness) -> bool:
-        """Say whether a prompt that shares the cut `position` can go on there (R1, R5)."""
-        return (self.states is None or position in self.states) and (
-            exact == "off" or position <= self.pure_length
-        )
-
-    @property
-    def deepest(self) -> int:
-        """The deepest cut at which this holder can be resumed at all."""
-        cuts = (position for position, _ in self.cuts)
-        return max(cuts if self.states is None else self.states, default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,19 +45,26 @@ class Match:
     """A holder that shares a prefix with the prompt.
 
     position: its deepest usable cut, or 0. known: its deepest shared cut, usable or not. shared: another
-    conversation is known that holds the same keys up to `position`; a root is not a conversation.
+    conversation is known that holds the same keys up to `position`; a root is not a conversation. deepest:
+    the deepest cut at which the holder can be resumed at all.
     """
 
     holder: Holder
     position: int
     known: int
     shared: bool
+    deepest: int = 0
 
 
 class Directory:
-    """An index from prefix hashes to holders, each of which is told and forgotten as a whole."""
+    """An index from prefix hashes to holders, each of which is told and forgotten as a whole.
 
-    def __init__(self) -> None:
+    hybrid: the model has running state, so only prefixes with a kept state can be resumed.
+    """
+
+    def __init__(self, *, hybrid: bool) -> None:
+        self._hybrid = hybrid
+        self._states: set[bytes] = set()
         self._holders: dict[HolderId, Holder] = {}
         self._index: dict[bytes, dict[HolderKind, dict[HolderId, None]]] = {}
 
@@ -99,6 +92,30 @@ class Directory:
             if not kinds:
                 del self._index[key]
 
+    def forget_kept(self) -> None:
+        """Forget every state, and every holder but the slots."""
+        self._states.clear()
+        for holder in [h for h in self._holders if h.kind != "slot"]:
+            self.remove(holder)
+
+    def states_changed(self, added: Iterable[bytes], removed: Iterable[bytes]) -> None:
+        """Note for which prefixes the cache has a running state now."""
+        self._states.update(added)
+        self._states.difference_update(removed)
+
+    def has_state(self, prefix: bytes) -> bool:
+        """Say whether a prefix whose cells are held can be resumed (R4)."""
+        return not self._hybrid or prefix in self._states
+
+    def deepest(self, holder: Holder, exact: Exactness) -> int:
+        """Return the deepest cut at which `holder` can be resumed at all, or 0."""
+        usable = (p for p, key in reversed(holder.cuts) if self._usable(holder, p, key, exact))
+        return next(usable, 0)
+
+    def _usable(self, holder: Holder, position: int, key: bytes, exact: Exactness) -> bool:
+        """Say whether a prompt that shares the cut `position` can go on there (R1, R5)."""
+        return (exact == "off" or position <= holder.pure_length) and self.has_state(key)
+
     def lookup(self, cuts: Sequence[CutHash], exact: Exactness) -> tuple[Match, ...]:
         """Return who shares a prefix with the prompt whose ascending `cuts` these are, the most usable first.
 
@@ -111,9 +128,12 @@ class Directory:
             for kind, ids in kinds.items():
                 for holder_id in ids if kind == "slot" else islice(reversed(ids), NEWEST):
                     holder = self._holders[holder_id]
-                    match = found.get(holder_id) or Match(holder, 0, position, shared=False)
-                    if not match.position and holder.usable(position, exact):
+                    match = found.get(holder_id)
+                    if match is None:
+                        deepest = self.deepest(holder, exact) if kind == "slot" else 0
+                        match = Match(holder, 0, position, shared=False, deepest=deepest)
+                    if not match.position and self._usable(holder, position, key, exact):
                         shared = conversations > (kind != "root")
-                        match = Match(holder, position, match.known, shared)
+                        match = replace(match, position=position, shared=shared)
                     found[holder_id] = match
         return tuple(sorted(found.values(), key=lambda match: (-match.position, -match.known)))

@@ -2,9 +2,21 @@
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from typing import Literal
 
 from regrow.policy.plan import ReadPlan
 from regrow.policy.request import CacheUse
+
+MissReason = Literal[
+    "cache off",
+    "nothing known",
+    "other namespace",
+    "no such beginning",
+    "between cuts",
+    "held elsewhere",
+    "decoded",
+    "no checkpoint",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,18 +36,28 @@ class Known:
     holder: str = ""
 
 
-def why(plan: ReadPlan, known: Known, reused: int, *, chunk: int, cache: CacheUse = "on") -> str | None:
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """Why not more was reused: the kind, to be counted, and one sentence for a user."""
+
+    reason: MissReason
+    sentence: str
+
+
+def why(plan: ReadPlan, known: Known, reused: int, *, chunk: int, cache: CacheUse = "on") -> Miss | None:
     """Return the reason why not more was reused, or None: something was, and it lacks at most two chunks of
     what was known."""
     if cache == "off":
-        return "The cache is off for this request."
+        return Miss("cache off", "The cache is off for this request.")
     if not known.prompts:
         if known.elsewhere:
-            return "Prompts are known only for another model, adapter or cache salt."
-        return "No other prompt is known yet."
+            sentence = "Prompts are known only for another model, adapter or cache salt."
+            return Miss("other namespace", sentence)
+        return Miss("nothing known", "No other prompt is known yet.")
     if reused and known.shared - reused <= 2 * chunk:
         return None
-    return f"{_cause(plan, known, reused)}{_difference(plan, known)}."
+    reason, cause = _cause(plan, known, reused)
+    return Miss(reason, f"{cause}{_difference(plan, known)}.")
 
 
 def divergence_message(plan: ReadPlan, position: int) -> tuple[int, str] | None:
@@ -44,20 +66,22 @@ def divergence_message(plan: ReadPlan, position: int) -> tuple[int, str] | None:
     return (index, plan.starts[index].role) if index >= 0 else None
 
 
-def _cause(plan: ReadPlan, known: Known, reused: int) -> str:
-    cut = plan.last_cut_at_or_below(known.shared)
+def _cause(plan: ReadPlan, known: Known, reused: int) -> tuple[MissReason, str]:
+    cut = plan.last_cut_at_or_below(min(known.shared, plan.length - 1))
     if not known.shared:
-        return "No known prompt begins like this one"
+        return "no such beginning", "No known prompt begins like this one"
     if cut <= reused:
-        return f"There is no place to resume between positions {reused} and {known.shared}"
+        place = f"There is no place to resume between positions {reused} and {known.shared}"
+        return "between cuts", place
     if known.usable > reused:
-        return f"Its first {known.usable} tokens are held by {known.holder}, which another conversation keeps"
+        held = f"Its first {known.usable} tokens are held by {known.holder}, which another conversation keeps"
+        return "held elsewhere", held
     if plan.last_cut_at_or_below(known.pure) <= reused:
-        return (
+        return "decoded", (
             f"What is known between positions {known.pure} and {known.shared} was decoded, not read, "
             "and this exactness mode reuses only what was read"
         )
-    return f"No checkpoint was kept between positions {reused} and {known.shared}"
+    return "no checkpoint", f"No checkpoint was kept between positions {reused} and {known.shared}"
 
 
 def _difference(plan: ReadPlan, known: Known) -> str:

@@ -1,10 +1,9 @@
 """Which slot serves a prompt, and what it starts from (S1, S2).
 
-Every way to serve the prompt is a `Candidate`; the one with the least estimated time wins. So far a slot
-starts from what it holds itself; copies from other holders join as candidates with bytes to copy.
+Every way to serve the prompt is a `Candidate`; the one with the least estimated time wins.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,22 +21,21 @@ TIERS: tuple[frozenset[Source], ...] = (
 class Rates:
     """What was measured while running: tokens read a second, bytes a second on the lane of each source."""
 
-    read: float
-    copy: Mapping[Source, float] = field(default_factory=dict)
+    read: float = 500.0
+    copy: Mapping[Source, float] = field(default_factory=lambda: {"slot": 2e9, "root": 2e9, "parked": 2e9})
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """Serve the prompt in `slot` from its first `position` keys, which `holder` has; None where nothing does.
 
-    copy_bytes: to be copied into the slot first; 0 in place. version: the holder's, as it was when chosen.
+    copy_bytes: to be copied into the slot first; 0 in place.
     """
 
     slot: int
     source: Source
     position: int
     holder: HolderId | None = None
-    version: int = 0
     copy_bytes: int = 0
 
     def cost(self, length: int, rates: Rates) -> float:
@@ -46,21 +44,49 @@ class Candidate:
         return copying + (length - self.position) / rates.read
 
 
-def place(
-    length: int, system_end: int, slots: Sequence[Holder], matches: Sequence[Match], rates: Rates
-) -> Candidate | None:
-    """Return how to serve a prompt of `length` tokens, or None where every slot is busy and it must wait.
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Which slots may serve the prompt: all of them, and those lent to a running copy.
 
-    An idle slot whose conversation the prompt continues is used in place. Otherwise an empty slot is, else
-    the least recently used idle one; what that shares with the prompt is reused, not read again (S2).
+    lent: slot -> cells below this may not be written until the copy has ended.
     """
-    idle = [slot for slot in slots if not slot.busy]
-    if not idle:
+
+    slots: Sequence[Holder]
+    lent: Mapping[int, int] = field(default_factory=dict)
+
+    def free(self, slot: Holder, position: int) -> bool:
+        """Say whether `slot` is idle and may be written from `position` on."""
+        return not slot.busy and position >= self.lent.get(int(slot.id.key), 0)
+
+
+def place(
+    length: int,
+    system_end: int,
+    targets: Targets,
+    matches: Sequence[Match],
+    rates: Rates,
+    bytes_per_token: int = 0,
+) -> Candidate | None:
+    """Return how to serve a prompt of `length` tokens, or None where every slot is taken and it must wait.
+
+    An idle slot whose conversation the prompt continues is used in place. Otherwise it forks: into an empty
+    slot, else the least recently used idle one, from whichever source costs least to copy or to do without
+    (S1, S2). bytes_per_token: what a copied cell weighs.
+    """
+    in_place = [
+        _in_place(match)
+        for match in matches
+        if match.holder.id.kind == "slot"
+        and targets.free(match.holder, match.position)
+        and continues(match, system_end)
+    ]
+    if in_place:
+        return cheapest(in_place, length, rates)
+    free = [slot for slot in targets.slots if targets.free(slot, 0)]
+    if not free:
         return None
-    match_of = {match.holder.id: match for match in matches}
-    continued = [slot for slot in idle if (match := match_of.get(slot.id)) and continues(match, system_end)]
-    targets = continued or [min(idle, key=lambda s: (s.length > 0, s.used if s.length else 0, s.id.key))]
-    return cheapest([_in_place(slot, match_of.get(slot.id)) for slot in targets], length, rates)
+    target = min(free, key=lambda s: (s.length > 0, s.used if s.length else 0, s.id.key))
+    return cheapest(list(_forks(target, matches, bytes_per_token)), length, rates)
 
 
 def continues(match: Match, system_end: int) -> bool:
@@ -70,10 +96,12 @@ def continues(match: Match, system_end: int) -> bool:
     where that can be resumed at all (no checkpoint is lost), or at a cut that no other conversation shares.
     The end of a system prompt is shared by its nature, also before a second chat is known.
     """
-    holder, position = match.holder, match.position
+    position = match.position
     if not position:
         return False
-    return position >= min(holder.last_start, holder.deepest) or (position > system_end and not match.shared)
+    return position >= min(match.holder.last_start, match.deepest) or (
+        position > system_end and not match.shared
+    )
 
 
 def cheapest(candidates: Sequence[Candidate], length: int, rates: Rates) -> Candidate:
@@ -87,9 +115,21 @@ def cheapest(candidates: Sequence[Candidate], length: int, rates: Rates) -> Cand
     return min(candidates, key=rank)
 
 
-def _in_place(slot: Holder, match: Match | None) -> Candidate:
-    number = int(slot.id.key)
-    if match is None or not match.position:
-        return Candidate(number, "none", 0, version=slot.version)
-    live = slot.states is None or match.position == slot.length
-    return Candidate(number, "live" if live else "checkpoint", match.position, slot.id, slot.version)
+def _in_place(match: Match) -> Candidate:
+    slot = match.holder
+    source: Source = "live" if match.position == slot.length else "checkpoint"
+    return Candidate(int(slot.id.key), source, match.position, slot.id)
+
+
+def _forks(target: Holder, matches: Sequence[Match], bytes_per_token: int) -> Iterator[Candidate]:
+    """Every way to open the prompt in `target`: from nothing, from what it shares itself, by a copy."""
+    number = int(target.id.key)
+    yield Candidate(number, "none", 0)
+    for match in matches:
+        if not match.position:
+            continue
+        if match.holder.id == target.id:
+            yield _in_place(match)
+        else:
+            kind = match.holder.id.kind
+            yield Candidate(number, kind, match.position, match.holder.id, match.position * bytes_per_token)

@@ -47,7 +47,8 @@ class GenerateRequest:
     messages: OpenAI-shaped mappings with `role` and `content`. prompt: text, or token ids.
     add_special_tokens: a `prompt` of text begins with the start token, where the tokenizer adds one.
     max_tokens: None means what the context leaves. deadline_s: seconds from submission.
-    stop: strings that end the answer and are not part of it. progress: also yield ReadProgress events.
+    stop: strings that end the answer and are not part of it. pin: index of the message at whose end a
+    checkpoint is kept as long as the conversation is.
     """
 
     messages: Sequence[Mapping[str, object]] = ()
@@ -63,5 +64,6 @@ class GenerateRequest:
     ignore_eos: bool = False
     cache: CacheUse = "on"
     cache_salt: str | None = None
+    pin: int | None = None
     priority: int = 0
     deadline_s: float | None = None

@@ -24,7 +24,9 @@ from regrow.actors.events import (
 )
 from regrow.actors.messages import CacheStats, EngineStats, RootStats
 from regrow.actors.run import Run
-from regrow.actors.slot import KEY_BYTES, SlotActor
+from regrow.actors.slot import SlotActor
+
+KEY_BYTES = 8
 from regrow.config import EngineSettings
 from regrow.policy.keys import Keys, as_keys
 from regrow.policy.request import Exactness, GenerateRequest

@@ -21,6 +21,7 @@ from regrow.gpu.types import (
     Chunk,
     Digest,
     Geometry,
+    HostCells,
     ReadResult,
     Row,
     Snapshot,
@@ -30,7 +31,11 @@ from regrow.gpu.types import (
 from regrow.policy.keys import Keys
 from regrow.policy.request import SamplingParams
 
-Operation = Literal["read", "step", "snapshot", "mount", "digest", "join", "leave", "empty", "reset"]
+Operation = Literal[
+    "read", "step", "snapshot", "mount", "digest", "join", "leave", "empty", "reset", "copy", "load", "save"
+]
+PIECES = 4  # a copy goes on in so many pieces
+NOT_FINITE = -1  # stands for None in host cells
 EMPTY = 0  # the hash of no keys
 CANDIDATES = 8
 END_LOGIT = 100.0  # far above every candidate: a scripted end is drawn at any temperature
@@ -46,7 +51,8 @@ class Misuse(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds: a chunk of n tokens from `start` on takes read + n * (token + start * depth)."""
+    """Seconds: a chunk of n tokens from `start` on takes read + n * (token + start * depth), a copy of n
+    cells n * copy."""
 
     read: float = 2**-4
     token: float = 2**-10
@@ -54,6 +60,7 @@ class Costs:
     step: float = 2**-5
     snapshot: float = 0.0
     mount: float = 0.0
+    copy: float = 2**-14
 
     def of_chunk(self, start: int, n: int) -> float:
         return self.read + n * (self.token + start * self.depth)
@@ -83,6 +90,7 @@ class _Slot:
     fed: int = 0
     torn: bool = False
     leased: int = 0
+    copies: list["FakeCopy"] = field(default_factory=list)
 
     def hash_below(self, position: int) -> int | None:
         return self.hashes[position - 1] if position else EMPTY
@@ -161,6 +169,7 @@ class FakeRunner:
 
     def empty(self, slot: int) -> None:
         self._require(not self._slots[slot].leased, f"slot {slot} is emptied while its cells are leased")
+        self._require(not self._slots[slot].copies, f"slot {slot} is emptied while it is copied from")
         self._slots[slot] = _Slot()
         self._act("empty", slot)
 
@@ -180,6 +189,42 @@ class FakeRunner:
             )
         held.state, held.length, held.fed = _State(position, below), position, 0
         self._act("mount", slot, position, cost=self.costs.mount, tears=(held,))
+
+    def copy_cells(self, source: int, slot: int, stop: int) -> "FakeCopy":
+        held = self._slots[source]
+        if stop > held.length:
+            raise ValueError(f"slot {source} holds {held.length} cells, not {stop}")
+        into = self._claim("copy", slot)
+        self._act("copy", source, slot, stop)
+        return FakeCopy(self, held, 0, stop, into.hashes)
+
+    def load_cells(self, slot: int, cells: Sequence[HostCells]) -> "FakeCopy":
+        edges = [0, *(part.stop for part in cells)]
+        self._require([part.start for part in cells] == edges[:-1], f"slot {slot} is given cells with gaps")
+        into = self._claim("load", slot)
+        self._act("load", slot, edges[-1])
+        source = _Slot(hashes=[h for part in cells for h in _hashes_in(part)], length=edges[-1])
+        return FakeCopy(self, source, 0, edges[-1], into.hashes)
+
+    def save_cells(self, slot: int, start: int, stop: int) -> tuple[HostCells, "FakeCopy"]:
+        held = self._slots[slot]
+        if not 0 <= start < stop <= held.length:
+            raise ValueError(f"slot {slot} holds {held.length} cells, not [{start}, {stop})")
+        self._act("save", slot, start, stop)
+        shapes = [(cell.heads, stop - start, cell.dim) for cell in self.geometry.cells]
+        host = HostCells(start, stop, tuple(torch.zeros(shape) for shape in shapes))
+        return host, FakeCopy(self, held, start, stop, host)
+
+    def filled(self, slot: int, length: int) -> None:
+        held = self._at_rest("copy", slot)
+        self._require(len(held.hashes) == length, f"slot {slot} got {len(held.hashes)} cells, not {length}")
+        held.length, held.state = length, _State(-1, None)
+
+    def _claim(self, operation: Operation, slot: int) -> _Slot:
+        held = self._at_rest(operation, slot)
+        self._require(not held.leased and not held.copies, f"slot {slot} is filled while it is copied from")
+        held.hashes, held.length, held.state, held.fed = [], 0, _State(0, EMPTY), 0
+        return held
 
     def read(self, chunk: Chunk) -> ReadResult:
         slot, n = chunk.slot, len(chunk.ids)
@@ -264,6 +309,9 @@ class FakeRunner:
         at = held.state.position
         self._require(at < self.context, f"slot {slot} is written beyond its {self.context} cells")
         self._require(at >= held.leased, f"cell {at} of slot {slot} is leased and written")
+        self._require(
+            all(at >= c.stop for c in held.copies), f"cell {at} of slot {slot} is written in a copy"
+        )
         after = None if held.state.hash is None else _mix(held.state.hash, key)
         if (slot, at) in self.nan_at:
             self.nan_at.remove((slot, at))
@@ -343,3 +391,41 @@ class FakeRunner:
     def _require(self, holds: bool, what: str) -> None:
         if not holds:
             raise Misuse(what)
+
+
+class FakeCopy:
+    """Copies hashes in pieces, each of which takes its share of the time; implements `CellCopy`."""
+
+    def __init__(
+        self, runner: FakeRunner, source: _Slot, start: int, stop: int, into: list[int | None] | HostCells
+    ) -> None:
+        self.stop = stop
+        self._runner, self._source, self._start, self._into = runner, source, start, into
+        self._at = start
+        source.copies.append(self)
+
+    def advance(self, seconds: float) -> bool:
+        while self._at < self.stop:
+            n = min(-(-(self.stop - self._start) // PIECES), self.stop - self._at)
+            self._runner._sleep(n * self._runner.costs.copy)
+            piece = self._source.hashes[self._at : self._at + n]
+            if isinstance(self._into, HostCells):
+                values = torch.tensor([NOT_FINITE if h is None else h for h in piece])
+                first = self._at - self._start
+                for tensor in self._into.tensors:
+                    tensor.view(torch.int64)[0, first : first + n, 0] = values
+            else:
+                self._into.extend(piece)
+            self._at += n
+            seconds -= n * self._runner.costs.copy
+            if seconds <= 0:
+                break
+        if self._at < self.stop:
+            return False
+        self._source.copies.remove(self)
+        return True
+
+
+def _hashes_in(cells: HostCells) -> list[int | None]:
+    values = cells.tensors[0].view(torch.int64)[0, :, 0].tolist()
+    return [None if value == NOT_FINITE else value for value in values]

@@ -1,0 +1,244 @@
+"""Where the next request is served and from what: the directory, kept up to date, and the choice made from
+it.
+
+Holds what the engine knows of slots, parked conversations and roots (S0), which donors are lent to a running
+copy, what is being read now (S6), the learned branch points (P4), and the measured rates (S1).
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from regrow.actors.messages import CacheChanged, MountEnded, Prepared, RequestDone, SessionChanged
+from regrow.actors.shelf import Kept
+from regrow.policy.checkpoints import system_end
+from regrow.policy.directory import CutHash, Directory, Holder, HolderId, Match
+from regrow.policy.flight import Reading, awaited
+from regrow.policy.keys import Keys, Namespace, common_prefix
+from regrow.policy.learned import BranchPoints, branch_point
+from regrow.policy.place import Candidate, Rates, Targets, place
+from regrow.policy.request import Exactness
+from regrow.policy.resume import resume_point
+
+SMOOTH = 0.2  # weight of the newest measurement of a rate
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Serve the request as `candidate` says; take checkpoints at `wanted` (P3 and the learned cuts)."""
+
+    candidate: Candidate
+    wanted: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Leave the request in the queue. reader: the slot that is reading what it shares, up to `cut`; None
+    where no slot is free."""
+
+    reader: int | None = None
+    cut: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPrompt:
+    """A prompt that some holder has; live: the holder's own running state is at its end."""
+
+    holder: Holder
+    namespace: Namespace | None
+    keys: Keys
+    live: bool
+
+
+@dataclass(slots=True)
+class _Given:
+    """What a slot was given to serve: its plan's cuts, where its reading is, and the donor it copies from."""
+
+    request: str
+    cuts: tuple[CutHash, ...]
+    position: int
+    reading: bool = True
+    donor: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
+class Placement:
+    """bytes_per_token: of a copied cell. chunk: tokens of a read chunk."""
+
+    hybrid: bool
+    exact: Exactness
+    bytes_per_token: int
+    chunk: int
+    rates: Rates = field(default_factory=Rates)
+    sessions: dict[int, SessionChanged] = field(default_factory=dict)
+    _directory: Directory = field(init=False)
+    _parked: dict[HolderId, Kept] = field(default_factory=dict)
+    _given: dict[int, _Given] = field(default_factory=dict)
+    _used: dict[int, int] = field(default_factory=dict)
+    _stamps: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
+    _branches: BranchPoints = field(default_factory=BranchPoints)
+
+    def __post_init__(self) -> None:
+        self._directory = Directory(hybrid=self.hybrid)
+
+    def session_changed(self, session: SessionChanged) -> None:
+        self.sessions[session.slot] = session
+        given = self._given.get(session.slot)
+        if given is not None and session.holder.busy:
+            given.reading = session.reading
+            given.position = max(given.position, session.holder.length)
+        self._note(session.slot)
+
+    def cache_changed(self, changed: CacheChanged) -> None:
+        self._directory.states_changed(changed.states_added, changed.states_removed)
+        for kept in changed.kept:
+            self._directory.update(kept.holder)
+            if kept.keys is not None:
+                self._parked[kept.holder.id] = kept
+        for gone in changed.gone:
+            self._directory.remove(gone)
+            self._parked.pop(gone, None)
+
+    def cache_lost(self) -> None:
+        """The cache has crashed: what it kept is gone."""
+        self._parked.clear()
+        self._directory.forget_kept()
+
+    def mount_ended(self, ended: MountEnded) -> None:
+        """The donor is free again; a copy says how fast its lane is."""
+        given = self._given.get(ended.slot)
+        if given is not None:
+            given.donor = None
+        if ended.copied and ended.ms:
+            copy = dict(self.rates.copy)
+            copy[ended.source] = _smoothed(copy.get(ended.source), ended.copied / ended.ms * 1e3)
+            self.rates = replace(self.rates, copy=copy)
+
+    def request_done(self, done: RequestDone) -> None:
+        if done.read and done.read_ms:
+            self.rates = replace(self.rates, read=_smoothed(self.rates.read, done.read / done.read_ms * 1e3))
+
+    def give(self, slot: int, request: str, prepared: Prepared, candidate: Candidate) -> None:
+        """Note that `slot` serves `request` from now on."""
+        holder = candidate.holder
+        lent = holder is not None and holder.kind == "slot" and holder.key != slot
+        self._given[slot] = _Given(
+            request,
+            _cuts(prepared),
+            candidate.position,
+            donor=(int(holder.key), candidate.position) if lent and holder is not None else None,
+        )
+        self._used[slot] = next(self._stamps)
+        self._note(slot)
+
+    def given(self, slot: int) -> str | None:
+        """Return the request that `slot` was given."""
+        given = self._given.get(slot)
+        return None if given is None else given.request
+
+    @property
+    def serving(self) -> frozenset[str]:
+        return frozenset(given.request for given in self._given.values())
+
+    def take_back(self, slot: int) -> None:
+        """`slot` serves nothing any more."""
+        if self._given.pop(slot, None) is not None:
+            self._used[slot] = next(self._stamps)
+            self._note(slot)
+
+    def lose(self, slot: int) -> None:
+        """The slot has crashed: nothing is known of it."""
+        self.take_back(slot)
+        self.sessions.pop(slot, None)
+        self._directory.remove(HolderId("slot", slot))
+
+    def choose(self, prepared: Prepared, *, use_sources: bool) -> Choice | Wait:
+        """Choose slot and source for a request (S0 to S2), or wait: for a slot, or for a reader (S6).
+
+        use_sources: False where the prompt is to be read from its start whatever is known (S9).
+        """
+        slots = [h for s in sorted(self.sessions) if (h := self._directory.get(HolderId("slot", s)))]
+        matches = self._matches(prepared, slots) if use_sources else ()
+        cuts = _cuts(prepared)
+        if use_sources:
+            have = max((match.position for match in matches), default=0)
+            readers = [Reading(s, g.cuts, g.position) for s, g in self._given.items() if g.reading]
+            flight = awaited(cuts, have, readers)
+            if flight is not None:
+                return Wait(flight[0].slot, flight[1])
+        lent = {slot: position for g in self._given.values() if g.donor for slot, position in [g.donor]}
+        placed = place(
+            len(prepared.keys),
+            system_end(prepared.plan),
+            Targets(slots, lent),
+            matches,
+            self.rates,
+            self.bytes_per_token,
+        )
+        if placed is None:
+            return Wait()
+        return Choice(placed, self._wanted(prepared, cuts, matches, placed.position))
+
+    @property
+    def holds_anything(self) -> bool:
+        return bool(self._parked) or any(len(session.keys) for session in self.sessions.values())
+
+    def known(self, prepared: Prepared) -> list[KnownPrompt]:
+        """Return the prompts that are known in this one's namespace: those of the slots, and of the parked
+        conversations that share its first cuts, the nearest ones at least."""
+        matched = {match.holder.id for match in self._directory.lookup(_cuts(prepared), self.exact)}
+        parked = (kept for name, kept in self._parked.items() if name in matched)
+        found = [
+            *(KnownPrompt(s.holder, s.namespace, s.keys, s.live) for s in self.sessions.values()),
+            *(KnownPrompt(k.holder, k.namespace, k.keys, live=False) for k in parked if k.keys is not None),
+        ]
+        return [k for k in found if k.namespace == prepared.namespace and len(k.keys)]
+
+    def usable(self, prepared: Prepared, known: KnownPrompt) -> int:
+        """Return how many of the prompt's tokens the holder of a known prompt could give (R1)."""
+        holder = known.holder
+        shared = common_prefix(prepared.keys, known.keys)
+        states = [p for p, key in holder.cuts if self._directory.has_state(key)] if self.hybrid else None
+        live_end = holder.length if known.live and self.exact == "off" else None
+        return resume_point(prepared.plan, shared, holder.pure_length, states, self.exact, live_end)
+
+    def _note(self, slot: int) -> None:
+        """Bring the directory up to date with a slot's session and with what it was given to do."""
+        session = self.sessions.get(slot)
+        if session is not None:
+            busy = session.holder.busy or slot in self._given
+            self._directory.update(replace(session.holder, used=self._used.get(slot, 0), busy=busy))
+
+    def _matches(self, prepared: Prepared, slots: Sequence[Holder]) -> Sequence[Match]:
+        matches = self._directory.lookup(_cuts(prepared), self.exact)
+        if self.exact != "off":
+            return matches
+        found = {match.holder.id: match for match in matches}
+        for holder in slots:  # mode "off" is not bound to the plan's cuts (R1)
+            session = self.sessions[int(holder.id.key)]
+            if session.namespace != prepared.namespace:
+                continue
+            deeper = self.usable(prepared, KnownPrompt(holder, session.namespace, session.keys, session.live))
+            match = found.get(holder.id, Match(holder, 0, 0, shared=False))
+            if deeper > match.position and not holder.busy:
+                found[holder.id] = replace(match, position=deeper, known=max(deeper, match.known))
+        return tuple(found.values())
+
+    def _wanted(
+        self, prepared: Prepared, cuts: Sequence[CutHash], matches: Sequence[Match], resume: int
+    ) -> tuple[int, ...]:
+        """The cuts to take checkpoints at: those the plan asks for, and the learned ones (P3, P4)."""
+        known = max((match.known for match in matches), default=0)
+        point = branch_point(known, resume, self.chunk)
+        if point is not None:
+            self._branches.learn(dict(cuts)[point])
+        learned = {position for position, key in cuts if key in self._branches}
+        return tuple(sorted(learned.union(prepared.wanted)))
+
+
+def _cuts(prepared: Prepared) -> tuple[CutHash, ...]:
+    return tuple(zip(prepared.plan.cuts, prepared.hashes, strict=True))
+
+
+def _smoothed(old: float | None, new: float) -> float:
+    return new if old is None else old + SMOOTH * (new - old)

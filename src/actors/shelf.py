@@ -1,0 +1,370 @@
+"""The shelf: everything the cache holds, with its bytes in one ledger and its references (B1, B2, K, T).
+
+Two kinds of things lie on it. *States*: running states by the prefix hash at their position, one for each
+prefix however many hold it. *Spans*: cells [start, stop) in host memory, named by start and the prefix hash
+at stop, so that equal spans of two conversations are stored once (K4). Who needs a state or a span is its set
+of holders: a slot, a parked conversation (`parking.py`), a root. What nobody holds is gone at once.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from regrow.gpu.types import HostCells, Snapshot
+from regrow.policy.directory import Holder, HolderId
+from regrow.policy.eviction import Evictable, victims
+from regrow.policy.keys import Keys, Namespace
+from regrow.policy.ledger import Kind, Ledger
+
+SpanKey = tuple[int, bytes]
+Evictions = Iterator[tuple[Evictable, Callable[[], None]]]
+KEY_BYTES = 8
+
+
+def root_holder(prefix: bytes) -> HolderId:
+    return HolderId("root", prefix.hex())
+
+
+@dataclass(slots=True)
+class State:
+    """A running state; `saved` tokens need not be read where it is used."""
+
+    lease: int
+    snapshot: Snapshot
+    saved: int
+    used: int
+    uses: int = 0
+    pins: int = 0
+    holders: set[HolderId] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Span:
+    """Cells in host memory; `cells` is None while the copy is on its way."""
+
+    lease: int
+    start: int
+    stop: int
+    cells: HostCells | None = None
+    pins: int = 0
+    holders: set[HolderId] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A parked conversation or a root with cells, as the directory should know it; keys to compare with."""
+
+    holder: Holder
+    namespace: Namespace | None = None
+    keys: Keys | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What has changed for the directory and the holders since it was last asked for."""
+
+    states_added: frozenset[bytes] = frozenset()
+    states_removed: frozenset[bytes] = frozenset()
+    kept: tuple[Kept, ...] = ()
+    gone: tuple[HolderId, ...] = ()
+    evicted: tuple[tuple[HolderId, frozenset[bytes]], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.states_added or self.states_removed or self.kept or self.gone or self.evicted)
+
+
+class News:
+    """Collects what has changed for the directory and for the holders, until it is asked for."""
+
+    def __init__(self) -> None:
+        self._added: set[bytes] = set()
+        self._removed: set[bytes] = set()
+        self._kept: dict[HolderId, Kept] = {}
+        self._gone: dict[HolderId, None] = {}
+        self._evicted: dict[HolderId, set[bytes]] = {}
+
+    def state_added(self, prefix: bytes) -> None:
+        self._removed.discard(prefix)
+        self._added.add(prefix)
+
+    def state_removed(self, prefix: bytes) -> None:
+        self._added.discard(prefix)
+        self._removed.add(prefix)
+
+    def kept(self, kept: Kept) -> None:
+        self._gone.pop(kept.holder.id, None)
+        self._kept[kept.holder.id] = kept
+
+    def gone(self, holder: HolderId) -> None:
+        self._kept.pop(holder, None)
+        self._gone[holder] = None
+
+    def evicted(self, holder: HolderId, prefix: bytes) -> None:
+        self._evicted.setdefault(holder, set()).add(prefix)
+
+    def take(self) -> Changes:
+        changes = Changes(
+            frozenset(self._added),
+            frozenset(self._removed),
+            tuple(self._kept.values()),
+            tuple(self._gone),
+            tuple((holder, frozenset(prefixes)) for holder, prefixes in self._evicted.items()),
+        )
+        self.__init__()  # type: ignore[misc]
+        return changes
+
+
+class Shelf:
+    """All sizes in bytes. Nothing here waits or talks; `news` says what there is to tell.
+
+    other_evictions: what else may be evicted, beside what lies here. life: of the actor that owns it.
+    root_cells: a root may hold cells of its own.
+    """
+
+    def __init__(self, budget: int, life: int = 0, *, root_cells: bool = True) -> None:
+        self._root_cells = root_cells
+        self.ledger = Ledger(budget, last=life << 32)
+        self.news = News()
+        self.states: dict[bytes, State] = {}
+        self.spans: dict[SpanKey, Span] = {}
+        self.roots: dict[bytes, int] = {}
+        self.leases: dict[int, HolderId] = {}  # reserved for a state that is not there yet
+        self.other_evictions: Callable[[], Evictions] = lambda: iter(())
+        self.evictions = 0
+        self.refusals = 0
+        self._clock = itertools.count(1)
+
+    def stamp(self) -> int:
+        """Return the next stamp of use; later is larger."""
+        return next(self._clock)
+
+    def reserve(self, kind: Kind, size: int) -> int | None:
+        """Lease `size` bytes, evicting what is worth least; None where they cannot be had (B1)."""
+        return self.ledger.reserve(kind, size) if self.make_room(size) else None
+
+    def reserve_state(self, holder: HolderId, prefix: bytes, size: int) -> int | None:
+        """Return a lease for a state that is to be taken; 0 where it is there already, and is held for
+        `holder` from now on (P5); None where there is no room, or with a size of 0."""
+        state = self.states.get(prefix)
+        if state is not None:
+            state.holders.add(holder)
+            self._touch(state)
+            return 0
+        lease = self.reserve("checkpoint", size) if size else None
+        if lease is not None:
+            self.leases[lease] = holder
+        return lease
+
+    def keep_state(self, lease: int, prefix: bytes, snapshot: Snapshot, saved: int) -> bool:
+        """Fill a lease with a state; False where the lease was given up meanwhile."""
+        holder = self.leases.pop(lease, None)
+        if holder is None:
+            return False
+        if prefix in self.states:  # somebody else took it first
+            self.ledger.release(lease)
+        else:
+            self.ledger.commit(lease)
+            self.states[prefix] = State(lease, snapshot, saved, self.stamp())
+            self.news.state_added(prefix)
+            if prefix in self.roots:
+                self.states[prefix].holders.add(root_holder(prefix))
+        self.states[prefix].holders.add(holder)
+        return True
+
+    def give_back(self, leases: Iterable[int]) -> None:
+        """Release leases that were never filled."""
+        for lease in leases:
+            if self.leases.pop(lease, None) is not None:
+                self.ledger.release(lease)
+
+    def pin(self, prefix: bytes) -> Snapshot | None:
+        """Return a state and keep it from eviction until `unpin`; None where it is gone."""
+        state = self.states.get(prefix)
+        if state is None:
+            return None
+        state.pins += 1
+        self._touch(state)
+        return state.snapshot
+
+    def unpin(self, prefix: bytes) -> None:
+        if prefix in self.states:
+            self.states[prefix].pins -= 1
+            self._sweep_state(prefix)
+
+    def let_go(self, holder: HolderId, prefixes: Iterable[bytes]) -> None:
+        """`holder` needs these states no longer."""
+        for prefix in prefixes:
+            if prefix in self.states:
+                self.states[prefix].holders.discard(holder)
+                self._sweep_state(prefix)
+
+    def let_go_spans(self, holder: HolderId, above: int = 0) -> None:
+        """`holder` needs no span that ends above `above` any longer."""
+        for key, span in list(self.spans.items()):
+            if holder in span.holders and span.stop > above:
+                span.holders.discard(holder)
+                self.sweep_span(key)
+
+    def forget_holder(self, holder: HolderId) -> None:
+        """What only `holder` needs goes, with the leases it has not filled."""
+        self.give_back([lease for lease, owner in self.leases.items() if owner == holder])
+        self.let_go(holder, [p for p, state in self.states.items() if holder in state.holders])
+        self.let_go_spans(holder)
+
+    def add_root(self, prefix: bytes, position: int) -> None:
+        """A root is kept from now on: its state, and its cells where there is a span of exactly them."""
+        self.roots[prefix] = position
+        if prefix in self.states:
+            self.states[prefix].holders.add(root_holder(prefix))
+        self.hold_root_cells(prefix)
+
+    def drop_root(self, prefix: bytes) -> None:
+        if self.roots.pop(prefix, None) is not None:
+            self.news.gone(root_holder(prefix))
+            self.forget_holder(root_holder(prefix))
+
+    def hold_root_cells(self, prefix: bytes) -> None:
+        """Let a root hold the span of its cells where there is one, so that it outlives its holders (T2)."""
+        span = self.spans.get((0, prefix))
+        if self._root_cells and prefix in self.roots and span is not None and span.cells is not None:
+            span.holders.add(root_holder(prefix))
+            cut = ((span.stop, prefix),)
+            self.news.kept(
+                Kept(Holder(root_holder(prefix), span.stop, cut, span.stop, span.stop, self.stamp()))
+            )
+
+    def evict_state(self, prefix: bytes) -> None:
+        """Drop a state although it is held; its holders are told."""
+        state = self.states.pop(prefix)
+        self.ledger.release(state.lease)
+        self.news.state_removed(prefix)
+        for holder in state.holders:
+            self.news.evicted(holder, prefix)
+
+    def purge(self, prefixes: frozenset[bytes]) -> None:
+        """Drop the roots and states of these prefixes, held or not."""
+        for prefix in prefixes & self.roots.keys():
+            self.evict_root(prefix)
+        for prefix in prefixes & self.states.keys():
+            self.evict_state(prefix)
+
+    def forget_all(self) -> int:
+        """Drop every root and every state that is not pinned; return how many."""
+        roots, states = tuple(self.roots), [p for p, state in self.states.items() if not state.pins]
+        for prefix in roots:
+            self.evict_root(prefix)
+        for prefix in states:
+            if prefix in self.states:
+                self.evict_state(prefix)
+        return len(roots) + len(states)
+
+    def bytes_by_kind(self) -> dict[Kind, int]:
+        """Return the leased bytes by kind; a span that only roots hold counts as theirs (T3)."""
+        kinds = dict(self.ledger.by_kind)
+        for span in self.spans.values():
+            if all(holder.kind == "root" for holder in span.holders):
+                size = self.ledger.size(span.lease)
+                kinds["parked"] -= size
+                kinds["root"] += size
+        return kinds
+
+    def sweep_span(self, key: SpanKey) -> None:
+        """Drop a span that nobody holds."""
+        span = self.spans[key]
+        if not span.holders and not span.pins:
+            del self.spans[key]
+            self.ledger.release(span.lease)
+
+    def make_room(self, size: int) -> bool:
+        """Evict what is worth least until `size` bytes are free; nothing where that cannot be (B1, B2)."""
+        if size > self.ledger.free and size - self.ledger.free <= self._evictable_bytes():
+            while size > self.ledger.free:
+                units = list(self._evictions())
+                chosen = victims([unit for unit, _ in units], 1)
+                if not chosen:
+                    break
+                next(evict for unit, evict in units if unit.entry == chosen[0])()
+                self.evictions += 1
+        if size > self.ledger.free:
+            self.refusals += 1
+            return False
+        return True
+
+    def announce(self) -> None:
+        """Have everything told anew, to an engine that knows nothing."""
+        for prefix in self.states:
+            self.news.state_added(prefix)
+        for prefix in self.roots:
+            self.hold_root_cells(prefix)
+
+    def check_integrity(self) -> None:
+        """Assert that every state and span is held, and no larger than its lease (B1)."""
+        for state in self.states.values():
+            assert state.pins >= 0
+            assert state.holders or state.pins
+            assert state.snapshot.nbytes <= self.ledger.size(state.lease)
+        for key, span in self.spans.items():
+            assert span.pins >= 0
+            assert span.holders or span.pins
+            assert key[0] == span.start < span.stop
+            assert span.cells is None or span.cells.nbytes == self.ledger.size(span.lease)
+
+    def leased(self) -> int:
+        """Return the bytes of what lies here and of the leases for states to come."""
+        leases = [state.lease for state in self.states.values()]
+        leases += [span.lease for span in self.spans.values()]
+        return sum(self.ledger.size(lease) for lease in [*leases, *self.leases])
+
+    def exclusive_bytes(self, holder: HolderId) -> int:
+        """Return the bytes that would be free if `holder` let go of everything."""
+        states = [s.lease for s in self.states.values() if s.holders == {holder} and not s.pins]
+        spans = [s.lease for s in self.spans.values() if s.holders == {holder} and not s.pins]
+        return sum(self.ledger.size(lease) for lease in states + spans)
+
+    def _evictable_bytes(self) -> int:
+        free = [s.lease for s in self.states.values() if not s.pins]
+        free += [s.lease for s in self.spans.values() if not s.pins and s.cells is not None]
+        return sum(self.ledger.size(lease) for lease in free)
+
+    def _evictions(self) -> Evictions:
+        """What may go, one unit at a time: spans that only a slot still holds, states, roots, and the
+        rest."""
+        number = itertools.count()
+        kept_for_slots: dict[HolderId, int] = {}
+        for span in self.spans.values():
+            if len(span.holders) == 1 and next(iter(span.holders)).kind == "slot" and not span.pins:
+                holder = next(iter(span.holders))
+                kept_for_slots[holder] = kept_for_slots.get(holder, 0) + self.ledger.size(span.lease)
+        for holder, size in kept_for_slots.items():
+            yield Evictable(next(number), size, 0, 0, 0), partial(self.let_go_spans, holder)
+        for prefix, state in self.states.items():
+            if not state.pins:
+                size = self.ledger.size(state.lease)
+                unit = Evictable(next(number), size, state.saved, state.used, state.uses)
+                yield unit, partial(self.evict_state, prefix)
+        for prefix, position in self.roots.items():
+            size = self.exclusive_bytes(root_holder(prefix))
+            if size:
+                unit = Evictable(next(number), size, position, self._root_used(prefix), 1)
+                yield unit, partial(self.evict_root, prefix)
+        for unit, evict in self.other_evictions():
+            yield replace(unit, entry=next(number)), evict
+
+    def _root_used(self, prefix: bytes) -> int:
+        return self.states[prefix].used if prefix in self.states else 0
+
+    def evict_root(self, prefix: bytes) -> None:
+        self.news.evicted(root_holder(prefix), prefix)
+        self.drop_root(prefix)
+
+    def _touch(self, state: State) -> None:
+        state.used = self.stamp()
+        state.uses += 1
+
+    def _sweep_state(self, prefix: bytes) -> None:
+        state = self.states[prefix]
+        if not state.holders and not state.pins:
+            del self.states[prefix]
+            self.ledger.release(state.lease)
+            self.news.state_removed(prefix)
