@@ -2,6 +2,8 @@
 
 Chats are rendered to text and that text is tokenised as it is: a template writes its own start token, so none
 is added a second time. Where messages end in tokens (`marks`) is learned from the template when it is made.
+Texts and ids go through the batch calls of tokenizers, a batch of one: the others hold the interpreter's lock
+until they are done, which for a long prompt would stop every other thread for seconds.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -80,14 +82,15 @@ class ChatTokenizer:
 
     def decode(self, ids: Sequence[int] | Keys, skip_special_tokens: bool = True) -> str:
         """Return the text of ids, with or without that of special tokens."""
-        return str(self._backend.decode([int(i) for i in ids], skip_special_tokens=skip_special_tokens))
+        return self._backend.decode_batch([[int(i) for i in ids]], skip_special_tokens=skip_special_tokens)[0]
 
     def detokenizer(self) -> Detokenizer:
         """Return a fresh incremental detokeniser for one answer."""
         return Detokenizer(self._spelling)
 
     def _keys(self, text: str, param: str, own_start: bool) -> Keys:
-        keys = as_keys(self._backend.encode(text, add_special_tokens=own_start).ids)
+        encoded = self._backend.encode_batch_fast([text], add_special_tokens=own_start)
+        keys = as_keys(encoded[0].ids)
         if len(keys) and keys.max() >= self.vocab_size:
             token = self._backend.id_to_token(int(keys.max()))
             raise BadRequest(f"the model cannot read the token {token}", param)

@@ -1,5 +1,7 @@
 """ChatTokenizer: rendering, encoding and decoding."""
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from regrow.errors import BadConfig, BadRequest, ModelRefused
+from regrow.models.byte_tokenizer import byte_tokenizer
 from regrow.models.tokenizer import ChatTokenizer
 from tests.models.dialects import CHATML, LLAMA, QWEN, hard_tokenizer
 
@@ -34,6 +37,38 @@ def test_the_start_token_is_not_added_twice() -> None:
     tokenizer = ChatTokenizer(hf)
     assert tokenizer.encode_chat(HI).tolist().count(hf.bos_token_id) == 1
     assert tokenizer.encode("Hi").tolist().count(hf.bos_token_id) == 1
+
+
+def test_the_start_token_of_a_raw_text_can_be_left_out() -> None:
+    hf = starting()
+    tokenizer = ChatTokenizer(hf)
+    with_start, bare = (tokenizer.encode("Hi", add).tolist() for add in (True, False))
+    assert with_start == [hf.bos_token_id, *bare]
+
+
+def test_special_tokens_are_shown_or_left_out() -> None:
+    tokenizer = ChatTokenizer(starting())
+    ids = tokenizer.encode("Hi")
+    assert tokenizer.decode(ids) == "Hi"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<|begin|>Hi"
+
+
+def test_other_threads_get_their_turns_while_a_long_text_is_tokenised() -> None:
+    tokenizer = ChatTokenizer(byte_tokenizer(259, 512))
+    ended = threading.Event()
+
+    def work() -> None:
+        tokenizer.encode("word " * 400_000)  # a second
+        ended.set()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    turns = 0
+    while not ended.is_set():
+        time.sleep(0.001)
+        turns += 1
+    worker.join()
+    assert turns > 50  # of several hundred; with the interpreter's lock held, there are a few
 
 
 def test_keys_are_read_only_int64() -> None:
