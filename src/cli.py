@@ -62,6 +62,7 @@ CHAT_TEMPLATE = _setting(
 DTYPES = one_of("auto", "float32", "bfloat16", "float16")
 LEVELS = one_of("debug", "info", "warning", "error")
 NATURAL = whole(0)
+VERIFY = Kind("off|reread", "one of off, reread", {"off": False, "reread": True}.__getitem__)
 
 SERVE = {
     "model": (
@@ -89,7 +90,13 @@ SERVE = {
         _setting("checkpoint-every", NATURAL, "read tokens between two of them; 0 = none of these"),
         _setting("roots", NATURAL, "system prompts kept; 0 = none"),
         _setting("root-min", NATURAL, "tokens a system prompt needs to be kept"),
+        _setting(
+            "root-cells",
+            one_of("auto", "always", "never"),
+            "when a root gets cells of its own; auto = in need",
+        ),
         _setting("cache-mib", whole(0, auto=True), "budget of all that is kept", "a quarter of the memory"),
+        _setting("verify", VERIFY, "reread = read again what was mounted, and compare"),
     ),
     "server": (
         _setting("host", text("ADDRESS"), "address to listen on"),

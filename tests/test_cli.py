@@ -14,6 +14,7 @@ EVERY_OPTION = """
 random:llama --ctx 512 --dtype bfloat16 --chat-template t.jinja --model-dir /m --served-model-name a,b
 --device cpu --threads 2 --parallel 3 --chunk 128 --decode-share 0.25 --exact off
 --cache off --checkpoints 2 --checkpoint-every 64 --roots 1 --root-min 9 --cache-mib 77
+--root-cells never --verify reread
 --host ::1 --port 0 --queue 5 --keepalive-s 0.5 --drain-s 3
 """
 HEAVY = ("torch", "transformers", "numpy", "aiohttp", "rich")
@@ -65,6 +66,8 @@ def test_every_option_reaches_its_setting(settings) -> None:
         checkpoint_every=64,
         roots=1,
         root_min=9,
+        root_cells="never",
+        verify=True,
         cache_mib=77,
         queue=5,
         drain_s=3.0,
@@ -79,6 +82,17 @@ def test_an_option_sets_what_exists_and_shows_the_default_of_the_settings() -> N
     for option in cli.all_options(cli.SERVE):
         if option.field not in ("allow_open", "log_level", "log_json"):
             assert option.default == fields[option.field]
+
+
+def test_every_setting_for_users_has_an_option() -> None:
+    fields = {f.name for kind in (EngineSettings, ServerSettings) for f in dataclasses.fields(kind)}
+    assert fields - {option.field for option in cli.all_options(cli.SERVE)} == {
+        "ask_deadline_s",
+        "body_limit",
+        "debug",
+        "event_buffer",
+        "message_limit",
+    }
 
 
 def test_the_environment_and_a_file_give_options_too(

@@ -18,6 +18,7 @@ from regrow.errors import (
     Overloaded,
     RegrowError,
     SlowConsumer,
+    VerifyFailed,
 )
 
 
@@ -45,6 +46,7 @@ ANSWERS: dict[type[RegrowError], Answer] = {
     ModelNotFound: Answer(404, "invalid_request_error", "model_not_found"),
     Overloaded: Answer(429, "rate_limit_error", "overloaded"),
     NonFiniteLogits: Answer(500, "server_error", "non_finite_logits"),
+    VerifyFailed: Answer(500, "server_error", "verify_failed"),
     SlowConsumer: Answer(503, "server_error", "slow_consumer"),
     Cancelled: Answer(503, "server_error", "cancelled", 1),
     ActorDown: Answer(503, "server_error", "restarting", 1),
