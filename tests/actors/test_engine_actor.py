@@ -50,6 +50,9 @@ class Desk:
             queue=queue,
             event_buffer=64,
             exact="cache",
+            hybrid=True,
+            bytes_per_token=64,
+            chunk=64,
         )
         self.actor = EngineActor(self.wiring, self.requests)
 

@@ -10,7 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
+from regrow.actors.cache import CacheActor
 from regrow.actors.engine import Engine
+from regrow.actors.engine_actor import EngineActor
 from regrow.actors.events import (
     Event,
     Failed,
@@ -22,16 +24,17 @@ from regrow.actors.events import (
     ReadProgress,
     Token,
 )
-from regrow.actors.messages import CacheStats, EngineStats, RootStats
+from regrow.actors.messages import CacheStats, EngineStats
+from regrow.actors.placement import Placement
+from regrow.actors.root import RootActor
 from regrow.actors.run import Run
 from regrow.actors.slot import SlotActor
-
-KEY_BYTES = 8
 from regrow.config import EngineSettings
+from regrow.policy.directory import HolderId
 from regrow.policy.keys import Keys, as_keys
 from regrow.policy.request import Exactness, GenerateRequest
 from tests.world.engine import CHUNK, engine_in, runner_in
-from tests.world.fake_runner import Costs, FakeRunner, hash_of
+from tests.world.fake_runner import Costs, FakeRunner, _hashes_in, hash_of
 from tests.world.loop import VirtualLoop, run_world
 from tests.world.tokenizer import world_tokenizer
 
@@ -121,12 +124,26 @@ class House:
         self.world = world
         self.runner = runner
         self.engine = engine
+        self.prefixes: dict[bytes, int] = {}  # what the fake calls each prefix that was ever submitted
+
+    @property
+    def cache(self) -> CacheActor:
+        return cast(CacheActor, self.engine.lives["cache"])
+
+    @property
+    def placement(self) -> Placement:
+        return cast(EngineActor, self.engine.lives["engine"])._placement
 
     def slot(self, number: int) -> SlotActor:
         return cast(SlotActor, self.engine.lives[f"slot-{number}"])
 
     async def submit(self, request: GenerateRequest) -> Run:
-        return await self.engine.submit(request)
+        run = await self.engine.submit(request)
+        prepared = self.engine._prepare(request)
+        for prefix, cut in zip(prepared.hashes, prepared.plan.cuts, strict=True):
+            if prefix not in self.prefixes:
+                self.prefixes[prefix] = hash_of(prepared.keys[:cut])
+        return run
 
     async def ask(self, request: GenerateRequest) -> Answer:
         """Run a request to its end and check that it left everything true."""
@@ -166,29 +183,40 @@ class House:
         """Hold the actors' beliefs against the device and against each other."""
         for actor in self.engine.lives.values():
             actor.check_integrity()
-        slots = [self.slot(i) for i in range(self.runner.slots)]
-        for i, slot in enumerate(slots):
-            self._check_session(i, slot)
         cache = await self.engine.cache.ask(CacheStats(), 1)
         assert sum(cache.used.values()) <= cache.peak <= cache.budget
-        if (await self.engine.engine.ask(EngineStats(), 1)).running:
-            return
-        kept = [entry for slot in slots for entry in slot.session.chain.entries]
-        state = self.runner.geometry.bytes_per_checkpoint
-        assert cache.entries == len(kept) == len({entry.entry_id for entry in kept})
-        assert sum(cache.used.values()) == sum(state + KEY_BYTES * entry.position for entry in kept)
-        assert cache.pinned == 0
-        assert not any(slot.joined for slot in self.runner._slots)
-        roots = await self.engine.roots.ask(RootStats(), 1)
-        assert {root.entry for root in roots} <= {entry.entry_id for entry in kept}
+        for number in range(len(self.engine.slots)):
+            if self.placement.given(number) is None:
+                self._check_session(number)
+        if not self.placement.serving:
+            self._check_cache()
+            assert not any(slot.joined for slot in self.runner._slots)
 
-    def _check_session(self, number: int, slot: SlotActor) -> None:
-        session, cells = slot.session, self.runner._slots[number]
+    def _check_session(self, number: int) -> None:
+        """What an idle slot believes to hold is what its cells hold."""
+        session, cells = self.slot(number).session, self.runner._slots[number]
+        assert self.slot(number).idle
         assert session.length <= cells.length
-        if all(h is not None for h in cells.hashes[: session.length]):
-            assert cells.hash_below(session.length) == hash_of(session.keys)
-        if session.live and slot.idle:
+        assert cells.hash_below(session.length) == hash_of(session.keys)
+        if session.live:
             assert cells.state.position == cells.length == session.length
+
+    def _check_cache(self) -> None:
+        """While nothing is served the cache has what slots, roots and parked conversations hold, nothing is
+        pinned or leased, and the engine knows of all of it."""
+        shelf, parking = self.cache._shelf, self.cache._parking
+        assert not shelf.leases
+        assert not any(state.pins for state in shelf.states.values())
+        for number in range(len(self.engine.slots)):
+            held = {entry.entry_id for entry in self.slot(number).session.chain.entries}
+            assert held == {p for p, s in shelf.states.items() if HolderId("slot", number) in s.holders}
+        for prefix, state in shelf.states.items():
+            assert int(state.snapshot.states[0]) == self.prefixes[prefix]
+        for (_, prefix), span in shelf.spans.items():
+            assert span.cells is None or _hashes_in(span.cells)[-1] == self.prefixes[prefix]
+        assert set(shelf.roots) == set(cast(RootActor, self.engine.lives["roots"])._roots)
+        assert self.placement._directory._states == set(shelf.states)
+        assert set(self.placement._parked) == {n for n, c in parking.conversations.items() if c.whole}
 
     async def rests(self) -> None:
         """Nothing runs any more, on the device neither."""
@@ -199,6 +227,11 @@ class House:
         report = await self.engine.engine.ask(EngineStats(), 1)
         assert (report.waiting, report.running) == (0, 0)
         assert self.runner.counts == counts
+        assert not any(slot.copies for slot in self.runner._slots)
+        assert all(span.cells and not span.pins for span in self.cache._shelf.spans.values())
+        for parked in self.cache._parking.conversations.values():
+            assert parked.whole
+            assert not parked.guards
 
 
 @asynccontextmanager
