@@ -14,7 +14,7 @@ from regrow.models import demo
 from regrow.models.gguf import converted_path
 from regrow.models.once import model_directory
 from regrow.models.precision import choose_dtype
-from regrow.models.random_models import FAMILIES
+from regrow.models.random_configs import FAMILIES
 
 MIB = 1 << 20
 PACKAGES = ("transformers", "tokenizers", "safetensors", "gguf", "numpy", "aiohttp", "anyio")
