@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from regrow.actors.cache import CacheActor
 from regrow.actors.engine import Engine
-from regrow.actors.engine_actor import EngineActor
+from regrow.actors.engine_actor import EngineActor, LivingRequest
 from regrow.actors.events import (
     Event,
     Failed,
@@ -134,6 +134,10 @@ class House:
     def placement(self) -> Placement:
         return cast(EngineActor, self.engine.lives["engine"])._placement
 
+    @property
+    def requests(self) -> dict[str, LivingRequest]:
+        return cast(EngineActor, self.engine.lives["engine"])._requests
+
     def slot(self, number: int) -> SlotActor:
         return cast(SlotActor, self.engine.lives[f"slot-{number}"])
 
@@ -188,7 +192,7 @@ class House:
         for number in range(len(self.engine.slots)):
             if self.placement.given(number) is None:
                 self._check_session(number)
-        if not self.placement.serving:
+        if not self.requests:
             self._check_cache()
             assert not any(slot.joined for slot in self.runner._slots)
 
