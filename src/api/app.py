@@ -3,6 +3,7 @@
 from aiohttp import web
 
 from regrow.api.access import access, add_request_id
+from regrow.api.cache import delete_cache, delete_root, get_cache
 from regrow.api.chat import chat_completions
 from regrow.api.completions import completions
 from regrow.api.guard import guard
@@ -30,6 +31,9 @@ def make_app(engine: EnginePort | None, settings: ServerSettings) -> web.Applica
             web.get("/v1/models", list_models),
             web.get("/v1/models/{name:.+}", get_model),
             web.get("/v1/status", status),
+            web.get("/v1/cache", get_cache),
+            web.delete("/v1/cache", delete_cache),
+            web.delete("/v1/cache/roots/{id}", delete_root),
             web.get("/health", health),
             web.get("/ready", ready),
         ]

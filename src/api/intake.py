@@ -65,6 +65,7 @@ def _asked(
         ignore_eos=bool(body.ignore_eos),
         cache=extension.cache or "on",
         cache_salt=body.cache_salt,
+        pin=extension.pin,
         priority=priority or 0,
         deadline_s=None if extension.deadline_ms is None else extension.deadline_ms / 1e3,
     )

@@ -74,6 +74,14 @@ class EnginePort(Protocol):
         """Return what the engine is doing, as a value that msgspec can encode to an object."""
         ...
 
+    async def cache_report(self) -> tuple[object, object]:
+        """Return what the cache holds, and the roots, as values that msgspec can encode."""
+        ...
+
+    async def forget(self, root: str | None = None) -> int:
+        """Drop one root, or all that is kept and not in use; raises BadRequest for what is no root's id."""
+        ...
+
     async def drain(self) -> None:
         """Take no new work; return when what runs has ended or was cut off."""
         ...

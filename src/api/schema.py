@@ -99,10 +99,12 @@ class ResponseFormat(Fields, frozen=True):
 
 
 class RegrowOptions(Fields, frozen=True):
-    """The extension object. `deadline_ms` counts from the arrival of the request."""
+    """The extension object. `deadline_ms` counts from the arrival of the request; `pin` is the index of a
+    message at whose end a checkpoint is kept."""
 
     progress: bool | None = None
     cache: CacheUse | None = None
+    pin: Count | None = None
     priority: int | None = None
     deadline_ms: Positive | None = None
 

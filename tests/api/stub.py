@@ -169,6 +169,12 @@ class StubEngine:
     async def status(self) -> object:
         return {"slots": [{"slot": 0, "phase": "idle"}], "queue": {"waiting": 0}}
 
+    async def cache_report(self) -> tuple[object, object]:
+        return {"budget": 1024, "parked": []}, [{"prefix": "0a", "tokens": 300}]
+
+    async def forget(self, root: str | None = None) -> int:
+        return 3 if root is None else int(root == "0a")
+
     async def drain(self) -> None:
         self.ready = False
         self.refuse_with = Draining("the server is shutting down")

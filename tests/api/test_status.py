@@ -88,3 +88,18 @@ async def test_requests_on_one_connection_have_ids_of_their_own(start: Start, en
         async with served.http.get("/health") as response:
             ids.add(response.headers["X-Request-Id"])
     assert len(ids) == 3
+
+
+async def test_the_cache_shows_what_is_kept_and_forgets_it(start: Start, engine: StubEngine) -> None:
+    served = await start(engine)
+    assert await served.get("/v1/cache") == (
+        200,
+        {"budget": 1024, "parked": [], "roots": [{"prefix": "0a", "tokens": 300}]},
+    )
+    async with served.http.delete("/v1/cache") as response:
+        assert (response.status, await response.json()) == (200, {"forgotten": 3})
+    async with served.http.delete("/v1/cache/roots/0a") as response:
+        assert (response.status, await response.json()) == (200, {"forgotten": 1})
+    async with served.http.delete("/v1/cache/roots/ff") as response:
+        assert response.status == 400
+        assert (await response.json())["error"]["code"] == "root_not_found"

@@ -102,3 +102,32 @@ async def test_what_cannot_be_read_is_named_by_its_field(served: Served) -> None
         assert (status, answer["error"]["param"], answer["error"]["code"]) == (400, param, code)
     status, answer = await served.post({"tokens": [VOCAB]}, "/detokenize")
     assert (status, answer["error"]["param"]) == (400, "tokens")
+
+
+async def test_the_cache_route_shows_roots_and_parked_chats_and_a_deleted_root_is_read_again(
+    served: Served,
+) -> None:
+    long = [{"role": "system", "content": "Answer in one word. " * 20}]
+    for question in ("one", "two", "three"):  # of two slots the third chat takes one that holds another
+        await told(
+            served,
+            "/v1/chat/completions",
+            messages=[*long, {"role": "user", "content": question}],
+            max_tokens=2,
+        )
+    status, kept = await served.get("/v1/cache")
+    assert status == 200
+    assert [root["uses"] for root in kept["roots"]] == [2]
+    assert len(kept["parked"]) == 1
+    assert sum(kept["used"].values()) <= kept["budget"]
+    prefix = kept["roots"][0]["prefix"]
+    async with served.http.delete(f"/v1/cache/roots/{prefix}") as response:
+        assert response.status == 200
+    assert (await served.get("/v1/cache"))[1]["roots"] == []
+
+
+async def test_a_pin_names_a_message_of_the_request(served: Served) -> None:
+    body = {"model": "scripted", "messages": CHAT, "max_tokens": 2}
+    assert (await served.post({**body, "regrow": {"pin": 1}}))[0] == 200
+    status, answer = await served.post({**body, "regrow": {"pin": 2}})
+    assert (status, answer["error"]["param"]) == (400, "regrow.pin")
