@@ -235,6 +235,7 @@ class DeviceLoop:
                     self._end(active, "halted")
             case Reset(generation):
                 self._give_up()
+                self._transfers.fail(DeviceFailed("the device was restarted"))
                 self._generation = generation
                 self.runner.reset()
                 self._broken = False
@@ -266,7 +267,6 @@ class DeviceLoop:
             call.done(DeviceFailed(str(error)))
         except Exception as error:  # noqa: BLE001  whatever it raises, the arenas are in doubt
             self._break(error)
-            self._tell()  # first: who gets the answer and asks again is to find the device restarted
             call.done(DeviceFailed(f"{type(error).__name__}: {error}"))
         else:
             call.done(result)
@@ -278,7 +278,7 @@ class DeviceLoop:
         if job.slot in self._active:
             raise RuntimeError(f"slot {job.slot} has a job already")
         self._orders += 1
-        self._transfers.settle(job.slot)
+        self._transfers.settle(job.slot, job.start)
         active = _Active(job, deque(job.chunks), self._orders, set(job.snapshot_at))
         self._active[job.slot] = active
         if not active.todo:
@@ -418,9 +418,10 @@ class DeviceLoop:
     def _break(self, error: Exception) -> None:
         """Refuse work until `Reset`."""
         self._give_up()
-        self._transfers.fail(DeviceFailed(f"the device failed: {error}"))
         self._broken = True
         self._events.append(Broken(self._generation, error))
+        self._tell()  # first: who gets an answer and asks again is to find the device restarted
+        self._transfers.fail(DeviceFailed(f"{type(error).__name__}: {error}"))
 
     def _give_up(self) -> None:
         """End every job as failed."""

@@ -1,10 +1,12 @@
 """Copies on their way, and the order they must keep with what writes to the slots they touch.
 
 A fill makes a slot hold a prefix from another slot or from host memory, then restores the running state; a
-save copies cells to host memory. What reads from a slot is finished before anything writes below it: the
-order is kept here, on the device thread, whatever the actors do.
+save copies cells to host memory. What reads from a slot is finished before anything writes to those cells:
+the order is kept here, on the device thread, whatever the actors do. A fill waits for the copies from its
+slot without stopping anybody else.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,7 +19,7 @@ class Fill:
     """Make `slot` hold the first `position` cells of `source` with the running state there (R4, S4).
 
     source: another slot, host cells contiguous from 0, or None where the slot's own cells reach there. done:
-    gets None, or the error; then the slot is empty.
+    gets None, or the error; then the slot is empty, or as it was where the fill was refused.
     """
 
     generation: int
@@ -39,19 +41,25 @@ class Save:
     done: Callable[[object], None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Copying:
-    reads: int | None
-    writes: int | None
+    """reads: the slot that cells below `below` are copied from. writes: the slot whose cells from `above` on
+    may be overwritten once it has begun. copies: what is left of it; None before it has begun."""
+
     urgent: bool
-    copies: list[CellCopy]
-    finish: Callable[[], None]
+    begin: Callable[[], list[CellCopy]]
+    finish: Callable[[], object]
     done: Callable[[object], None]
+    reads: int | None = None
+    below: int = 0
+    writes: int | None = None
+    above: int = 0
+    copies: list[CellCopy] | None = None
 
 
 @dataclass(slots=True)
 class Transfers:
-    """The copies in progress on `runner`, oldest first."""
+    """The copies in progress on `runner`, oldest first. Whatever is given here is answered once."""
 
     runner: Runner
     _active: list[_Copying] = field(default_factory=list)
@@ -60,61 +68,53 @@ class Transfers:
         return bool(self._active)
 
     def fill(self, fill: Fill) -> None:
-        """Begin a fill. One that is refused before a cell is touched (ValueError) is answered at once."""
+        """Begin a fill, or let it wait for what is copied from its slot. One that is refused (ValueError) is
+        answered at once."""
         runner, slot = self.runner, fill.slot
-        self.settle(slot)
-        for older in [c for c in self._active if c.writes == slot]:
-            self._active.remove(older)
-            older.done(DeviceFailed(f"another fill of slot {slot} took its place"))
-        try:
+
+        def begin() -> list[CellCopy]:
             match fill.source:
                 case None:
-                    copies: list[CellCopy] = []
+                    return []
                 case int():
-                    copies = [runner.copy_cells(fill.source, slot, fill.position)]
+                    return [runner.copy_cells(fill.source, slot, fill.position)]
                 case _:
-                    copies = [runner.load_cells(slot, fill.source)]
-        except ValueError as error:
-            fill.done(DeviceFailed(str(error)))
-            return
+                    return [runner.load_cells(slot, fill.source)]
 
         def finish() -> None:
             try:
                 if fill.source is not None:
                     runner.filled(slot, fill.position)
                 runner.mount(slot, fill.position, fill.state)
-            except ValueError as error:
+            except ValueError:
                 runner.empty(slot)
-                fill.done(DeviceFailed(str(error)))
-            except Exception as error:
-                fill.done(DeviceFailed(f"{type(error).__name__}: {error}"))
                 raise
-            else:
-                fill.done(None)
 
         reads = fill.source if isinstance(fill.source, int) else None
-        self._begin(_Copying(reads, slot, True, copies, finish, fill.done))
+        above = fill.position if fill.source is None else 0
+        self._add(_Copying(True, begin, finish, fill.done, reads, fill.position, slot, above))
 
     def save(self, save: Save) -> None:
         """Begin a save; refused with the reason where the slot does not hold the ranges."""
-        try:
-            saved = [self.runner.save_cells(save.slot, start, stop) for start, stop in save.ranges]
-        except ValueError as error:
-            save.done(DeviceFailed(str(error)))
-            return
-        cells = tuple(host for host, _ in saved)
-        self._begin(
-            _Copying(save.slot, None, False, [copy for _, copy in saved], lambda: save.done(cells), save.done)
-        )
+        cells: list[HostCells] = []
 
-    def settle(self, slot: int) -> None:
-        """Finish every copy that reads from `slot`, before something writes to it."""
-        for copying in [c for c in self._active if c.reads == slot]:
-            while not self._advance(copying, float("inf")):
-                pass
+        def begin() -> list[CellCopy]:
+            saved = [self.runner.save_cells(save.slot, start, stop) for start, stop in save.ranges]
+            cells.extend(host for host, _ in saved)
+            return [copy for _, copy in saved]
+
+        below = max((stop for _, stop in save.ranges), default=0)
+        self._add(_Copying(False, begin, lambda: tuple(cells), save.done, save.slot, below))
+
+    def settle(self, slot: int, position: int = 0) -> None:
+        """Finish every copy that touches cells of `slot` from `position` on, before they are written to."""
+        for copying in list(self._active):
+            if (copying.reads == slot and copying.below > position) or copying.writes == slot:
+                while copying in self._active:
+                    self._advance(copying, math.inf)
 
     def advance(self, urgent_s: float, background_s: float) -> None:
-        """Let each kind of copy go on for about so many seconds, oldest first."""
+        """Let each kind of copy go on for about so many seconds, oldest first; what it waits for before it."""
         for urgent, seconds in ((True, urgent_s), (False, background_s)):
             oldest = next((c for c in self._active if c.urgent is urgent), None)
             if oldest is not None:
@@ -126,18 +126,47 @@ class Transfers:
         for copying in active:
             copying.done(error)
 
-    def _begin(self, copying: _Copying) -> None:
+    def _add(self, copying: _Copying) -> None:
         self._active.append(copying)
-        if not copying.copies:
-            self._advance(copying, 0.0)
+        if self._before(copying) is None:
+            self._begin(copying)
 
-    def _advance(self, copying: _Copying, seconds: float) -> bool:
-        while copying.copies and copying.copies[0].advance(seconds):
+    def _before(self, copying: _Copying) -> _Copying | None:
+        """Return a copy that must end before this one begins."""
+        if copying.copies is not None or copying.writes is None:
+            return None
+        slot, older = copying.writes, self._active[: self._active.index(copying)]
+        reading = (c for c in self._active if c.copies and c.reads == slot and c.below > copying.above)
+        return next(reading, None) or next((c for c in older if c.writes == slot), None)
+
+    def _begin(self, copying: _Copying) -> None:
+        try:
+            copying.copies = copying.begin()
+        except ValueError as error:
+            self._end(copying, DeviceFailed(str(error)))
+        else:
+            if not copying.copies:
+                self._finish(copying)
+
+    def _advance(self, copying: _Copying, seconds: float) -> None:
+        before = self._before(copying)
+        if before is not None:
+            self._advance(before, seconds)
+        elif copying.copies is None:
+            self._begin(copying)
+        elif copying.copies[0].advance(seconds):
             del copying.copies[0]
-            if seconds <= 0:
-                break
-        if copying.copies:
-            return False
+            if not copying.copies:
+                self._finish(copying)
+
+    def _finish(self, copying: _Copying) -> None:
+        """What is raised here, but for a refusal, leaves the copy to `fail`."""
+        try:
+            result = copying.finish()
+        except ValueError as error:
+            result = DeviceFailed(str(error))
+        self._end(copying, result)
+
+    def _end(self, copying: _Copying, result: object) -> None:
         self._active.remove(copying)
-        copying.finish()
-        return True
+        copying.done(result)

@@ -65,10 +65,9 @@ def system_end(plan: ReadPlan) -> int:
 def message_end(plan: ReadPlan, message: int, messages: int) -> int:
     """Return where message number `message` of the `messages` that were rendered ends, or 0 where marks do
     not tell. A template may put a system message of its own before them, and opens the answer after them."""
-    starts = [start.position for start in plan.starts]
-    own = len(starts) - messages - 1
-    following = message + max(own, 0) + 1
-    return starts[following] if 0 <= message < messages and 0 < following < len(starts) else 0
+    own = len(plan.starts) - messages - 1
+    tells = own in (0, 1) and 0 <= message < messages
+    return plan.starts[message + own + 1].position if tells else 0
 
 
 def last_start(plan: ReadPlan) -> int:

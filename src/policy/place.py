@@ -69,24 +69,22 @@ def place(
 ) -> Candidate | None:
     """Return how to serve a prompt of `length` tokens, or None where every slot is taken and it must wait.
 
-    An idle slot whose conversation the prompt continues is used in place. Otherwise it forks: into an empty
-    slot, else the least recently used idle one, from whichever source costs least to copy or to do without
-    (S1, S2). bytes_per_token: what a copied cell weighs.
+    An idle slot whose conversation the prompt continues is used in place, unless another source saves more
+    than its copy takes. Else it forks: into an empty slot, else the least recently used idle one, from
+    whichever source costs least to copy or to do without (S1, S2). bytes_per_token: of a copied cell.
     """
-    in_place = [
+    candidates = [
         _in_place(match)
         for match in matches
         if match.holder.id.kind == "slot"
         and targets.free(match.holder, match.position)
         and continues(match, system_end)
     ]
-    if in_place:
-        return cheapest(in_place, length, rates)
     free = [slot for slot in targets.slots if targets.free(slot, 0)]
-    if not free:
-        return None
-    target = min(free, key=lambda s: (s.length > 0, s.used if s.length else 0, s.id.key))
-    return cheapest(list(_forks(target, matches, bytes_per_token)), length, rates)
+    if free:
+        target = min(free, key=lambda s: (s.length > 0, s.used if s.length else 0, s.id.key))
+        candidates += _forks(target, matches, bytes_per_token)
+    return cheapest(candidates, length, rates) if candidates else None
 
 
 def continues(match: Match, system_end: int) -> bool:

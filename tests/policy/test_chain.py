@@ -7,11 +7,15 @@ from tests.policy.chats import chat, plan_of
 
 
 def chain_of(*positions: int, protected: frozenset[int] = frozenset()) -> Chain:
-    """Entries are taken in the given order; the entry at p has id 100 + p."""
+    """Entries are taken in the given order."""
     chain = Chain()
     for p in positions:
-        chain = chain.added(p, 100 + p, protected=p in protected)
+        chain = chain.added(p, hash_at(p), protected=p in protected)
     return chain
+
+
+def hash_at(position: int) -> bytes:
+    return b"prefix of %d" % position
 
 
 def test_entries_stand_in_the_order_of_their_positions() -> None:
@@ -19,13 +23,13 @@ def test_entries_stand_in_the_order_of_their_positions() -> None:
     assert chain.positions == (10, 20, 30)
     entry = chain.at(20)
     assert entry is not None
-    assert entry.entry_id == 120
+    assert entry.entry_id == hash_at(20)
     assert chain.at(25) is None
 
 
 def test_p5_the_same_position_again_only_moves_the_stamp() -> None:
     chain = chain_of(10, 20)
-    again = chain.added(10, 999, protected=True)
+    again = chain.added(10, b"another", protected=True)
     before, after = chain.at(10), again.at(10)
     assert before is not None
     assert after is not None
@@ -36,17 +40,17 @@ def test_p5_the_same_position_again_only_moves_the_stamp() -> None:
 
 def test_p5_checkpoints_above_a_rewritten_position_are_dropped() -> None:
     dropped, chain = chain_of(10, 20, 30).cut_back(20)
-    assert dropped == (130,)
+    assert dropped == (hash_at(30),)
     assert chain.positions == (10, 20)
 
 
 def test_evicted_entries_leave_the_chain() -> None:
-    assert chain_of(10, 20, 30).without({110, 130, 555}).positions == (20,)
+    assert chain_of(10, 20, 30).without({hash_at(10), hash_at(30), hash_at(55)}).positions == (20,)
 
 
 def test_p5_beyond_the_limit_the_least_recently_used_goes() -> None:
     dropped, chain = chain_of(10, 20, 30).touched(10).limited(2)
-    assert dropped == (120,)
+    assert dropped == (hash_at(20),)
     assert chain.positions == (10, 30)
 
 
@@ -63,13 +67,18 @@ def test_p5_a_newer_set_of_protected_ones_replaces_the_older_one() -> None:
 
 def test_p5_a_limit_of_0_keeps_not_even_protected_ones() -> None:
     dropped, chain = chain_of(10, 20, protected=frozenset({20})).limited(0)
-    assert dropped == (110, 120)
+    assert dropped == (hash_at(10), hash_at(20))
     assert chain.entries == ()
 
 
 def test_a_chain_is_a_value() -> None:
     chain = chain_of(10, 20)
-    for change in (chain.touched(10), chain.cut_back(0)[1], chain.without({110}), chain.protecting({20})):
+    for change in (
+        chain.touched(10),
+        chain.cut_back(0)[1],
+        chain.without({hash_at(10)}),
+        chain.protecting({20}),
+    ):
         assert change != chain
     assert chain == chain_of(10, 20)
 
@@ -84,12 +93,13 @@ operation = st.one_of(
 def test_every_entry_is_in_the_chain_or_was_given_back_once(
     operations: list[tuple[str, int, bool]],
 ) -> None:
-    chain, given_out, gone = Chain(), set[int](), list[int]()
+    chain, given_out, gone = Chain(), set[bytes](), list[bytes]()
     for number, (name, n, flag) in enumerate(operations):
+        new = hash_at(number)
         if name == "add":
             if chain.at(n) is None:
-                given_out.add(number)
-            chain = chain.added(n, number, protected=flag)
+                given_out.add(new)
+            chain = chain.added(n, new, protected=flag)
         elif name == "touch":
             chain = chain.touched(n)
         elif name == "cut":
@@ -113,11 +123,10 @@ def test_every_entry_is_in_the_chain_or_was_given_back_once(
 
 def test_case_7_after_a_long_tool_loop_the_chain_still_has_the_users_turn() -> None:
     parts = [("system", 20), ("user", 10)]
-    chain, number = Chain(), 0
+    chain = Chain()
     for _ in range(20):
         for cut in (cuts := checkpoint_cuts(plan_of(chat(*parts)), 128, (), 6)):
-            number += 1
-            chain = chain.added(cut.position, number, protected=cut.protected)
+            chain = chain.added(cut.position, hash_at(cut.position), protected=cut.protected)
         chain = chain.protecting({c.position for c in cuts if c.protected}).limited(6)[1]
         parts += [("assistant", 15), ("tool", 30)]
     ends = plan_of(chat(*parts)).ends

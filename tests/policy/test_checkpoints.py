@@ -1,7 +1,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regrow.policy.checkpoints import assistant_starts, checkpoint_cuts, last_start, system_end
+from regrow.policy.checkpoints import (
+    assistant_starts,
+    checkpoint_cuts,
+    last_start,
+    message_end,
+    system_end,
+)
 from regrow.policy.keys import as_keys, common_prefix
 from regrow.policy.plan import ChunkTable, MessageMarks, ReadPlan, build_plan
 from tests.policy.chats import END, LINE, MARKS, chat, message, plan_of
@@ -105,6 +111,64 @@ def test_p4_learned_cuts_get_a_checkpoint_that_may_go() -> None:
     assert cuts[128].reason == "learned"
     assert not cuts[128].protected
     assert not {130, 4096} & cuts.keys()
+
+
+def test_p3_a_pin_gets_a_protected_checkpoint_at_the_cut_at_or_below_it() -> None:
+    plan = plan_of(chat(SYSTEM, ("user", 200), ANSWER, USER, ANSWER, USER, ANSWER, USER))
+    unpinned = protected(plan)
+    for pin, cut in ((plan.ends[1].position, plan.ends[1].position), (200, 192)):
+        cuts = {c.position: c for c in checkpoint_cuts(plan, 0, (), 6, pin)}
+        assert cut not in unpinned
+        assert (cuts[cut].reason, cuts[cut].protected) == ("pin", True)
+        assert [p for p, c in cuts.items() if c.protected] == sorted({*unpinned, cut})
+
+
+def test_p3_a_pin_comes_before_all_but_the_newest_turn() -> None:
+    plan = plan_of(chat(SYSTEM, ("user", 200), ANSWER, USER))
+    pin = 192
+    assert [c.position for c in checkpoint_cuts(plan, 0, (), 2, pin) if c.protected] == [
+        pin,
+        last_start(plan),
+    ]
+    assert [c.position for c in checkpoint_cuts(plan, 0, (), 1, pin) if c.protected] == [last_start(plan)]
+
+
+def test_p3_a_pin_below_the_first_cut_or_where_the_turn_is_anyway_adds_nothing() -> None:
+    plan = plan_of(chat(SYSTEM, USER, ANSWER, USER))
+    for pin in (0, plan.cuts[0] - 1, last_start(plan)):
+        assert checkpoint_cuts(plan, 0, (), 6, pin) == checkpoint_cuts(plan, 0, (), 6)
+
+
+talk = st.lists(
+    st.tuples(st.sampled_from(["system", "user", "tool", "assistant"]), st.integers(0, 9)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(talk, st.booleans(), st.data())
+def test_each_message_ends_where_the_next_one_begins_also_behind_a_system_message_of_the_template(
+    messages: list[tuple[str, int]], own: bool, data: st.DataObject
+) -> None:
+    number = data.draw(st.integers(0, len(messages) - 1))
+    rendered = [("system", 20), *messages] if own else messages
+    upto = rendered[: number + 1 + own]
+    end = sum(len(message(role, length)) for role, length in upto)
+    assert message_end(plan_of(chat(*rendered)), number, len(messages)) == end
+
+
+def test_where_marks_do_not_tell_the_messages_apart_no_message_ends() -> None:
+    merged = plan_of(chat(SYSTEM, USER, ANSWER, TOOL, USER))  # of 6 messages: two tool results under one mark
+    assert [message_end(merged, number, 6) for number in range(6)] == [0] * 6
+    quoting = plan_of(chat(SYSTEM, SYSTEM, USER, USER))
+    assert [message_end(quoting, number, 2) for number in range(2)] == [0] * 2
+    raw = build_plan(as_keys(range(200)), ChunkTable.uniform(64), MessageMarks())
+    assert message_end(raw, 0, 1) == 0
+
+
+def test_a_message_that_is_not_there_ends_nowhere() -> None:
+    plan = plan_of(chat(SYSTEM, USER))
+    assert [message_end(plan, number, 2) for number in (-1, 2, 3)] == [0, 0, 0]
 
 
 @given(parts, st.integers(1, 200), st.integers(1, 7))
