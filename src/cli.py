@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from regrow import __version__
-from regrow.config import EngineSettings, ServerSettings
+from regrow.config import EngineSettings, RelaySettings, ServerSettings
 from regrow.errors import BadConfig, RegrowError
 from regrow.options import (
     NAMES,
@@ -63,6 +63,12 @@ DTYPES = one_of("auto", "float32", "bfloat16", "float16")
 LEVELS = one_of("debug", "info", "warning", "error")
 NATURAL = whole(0)
 VERIFY = Kind("off|reread", "one of off, reread", {"off": False, "reread": True}.__getitem__)
+ALLOW_OPEN = Option("allow-open", "allow_open", SWITCH, False, "allow an address that others can reach")
+LOGGING = (
+    Option("log-level", "log_level", LEVELS, "info", "what to log"),
+    Option("log-json", "log_json", SWITCH, False, "log as JSON lines"),
+    CONFIG,
+)
 
 SERVE = {
     "model": (
@@ -101,16 +107,12 @@ SERVE = {
     "server": (
         _setting("host", text("ADDRESS"), "address to listen on"),
         _setting("port", whole(0, 65535), "port to listen on; 0 = any free one"),
-        Option("allow-open", "allow_open", SWITCH, False, "allow an address that others can reach"),
+        ALLOW_OPEN,
         _setting("queue", NATURAL, "requests that may wait for a slot"),
         _setting("keepalive-s", real(0.1, 3600), "seconds of silence before a stream gets a comment"),
         _setting("drain-s", real(0), "seconds that running requests get at the end"),
     ),
-    "other": (
-        Option("log-level", "log_level", LEVELS, "info", "what to log"),
-        Option("log-json", "log_json", SWITCH, False, "log as JSON lines"),
-        CONFIG,
-    ),
+    "other": LOGGING,
 }
 CHAT = {
     "chat": (
@@ -122,6 +124,39 @@ CHAT = {
 MODELS = {"models": (MODEL_DIR, CONFIG)}
 DOCTOR = {"model": (CHAT_TEMPLATE, MODEL_DIR, CONFIG)}
 BENCHES = {"bench": (Option("quick", "quick", SWITCH, False, "small sizes"), CONFIG)}
+
+
+RELAYED = {field.name: field.default for field in dataclasses.fields(RelaySettings)}
+RELAY = {
+    "upstream": (
+        Option(
+            "upstream", "upstream", text("URL"), "", "the provider, such as https://api.anthropic.com", "none"
+        ),
+        Option(
+            "style",
+            "style",
+            one_of("anthropic", "openai", auto=True),
+            RELAYED["style"],
+            "whose prompts are looked into; auto = both, by their path",
+        ),
+    ),
+    "what it may change": (
+        Option(
+            "repack-cold", "repack_cold", SWITCH, False, "shorten old tool results once a prefix has expired"
+        ),
+        Option("prune", "prune", SWITCH, False, "shorten old tool results behind the cached prefix"),
+        Option("dry-run", "dry_run", SWITCH, False, "decide and log, change nothing"),
+    ),
+    "relay": (
+        Option("host", "host", text("ADDRESS"), RELAYED["host"], "address to listen on"),
+        Option("port", "port", whole(0, 65535), RELAYED["port"], "port to listen on; 0 = any free one"),
+        ALLOW_OPEN,
+        Option(
+            "data-dir", "data_dir", PATH, None, "where state and prices are kept", "~/.local/state/regrow"
+        ),
+    ),
+    "other": LOGGING,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -159,6 +194,8 @@ def build_parser() -> Parser:
 
     serve = command("serve", "serve a model over HTTP", _serve, "[options] [MODEL]")
     add_options(serve, SERVE)
+    about = "relay a provider's API, and shorten prompts whose cached prefix has expired"
+    add_options(command("relay", about, _relay), RELAY)
     add_options(command("chat", "chat with a server in the terminal", _chat), CHAT)
     add_options(command("models", "show what can be loaded", _models), MODELS)
     about = "show what was found on this machine and what will be used for a model"
@@ -184,7 +221,7 @@ def values_of(groups: Mapping[str, Sequence[Option]], arguments: argparse.Namesp
     """Return field -> value, from the command line, the environment, the file, the defaults."""
     given = vars(arguments)
     path = cast(Path | None, resolve([CONFIG], given, os.environ, {})["config"])
-    known = {option.name for option in all_options(SERVE, CHAT, BENCHES)}
+    known = {option.name for option in all_options(SERVE, RELAY, CHAT, BENCHES)}
     in_file = {} if path is None else read_file(path, known)
     return resolve(all_options(groups), given, os.environ, in_file, str(path))
 
@@ -197,6 +234,16 @@ def all_options(*commands: Mapping[str, Sequence[Option]]) -> list[Option]:
 
 def serve_settings(values: Mapping[str, Any]) -> tuple[EngineSettings, ServerSettings]:
     """Return the settings that the values of SERVE make; raises BadConfig for an open host."""
+    _check_host(values)
+
+    def fill(kind: type[Settings]) -> Settings:
+        names = {field.name for field in dataclasses.fields(kind)}
+        return kind(**{name: value for name, value in values.items() if name in names})
+
+    return fill(EngineSettings), fill(ServerSettings)
+
+
+def _check_host(values: Mapping[str, Any]) -> None:
     from regrow.api.guard import is_loopback
 
     host = values["host"]
@@ -206,11 +253,29 @@ def serve_settings(values: Mapping[str, Any]) -> tuple[EngineSettings, ServerSet
             "give a loopback address such as 127.0.0.1, or --allow-open"
         )
 
-    def fill(kind: type[Settings]) -> Settings:
-        names = {field.name for field in dataclasses.fields(kind)}
-        return kind(**{name: value for name, value in values.items() if name in names})
 
-    return fill(EngineSettings), fill(ServerSettings)
+def relay_settings(values: Mapping[str, Any]) -> RelaySettings:
+    """Return the settings that the values of RELAY make; raises BadConfig."""
+    from regrow.api.relay.serve import check, data_directory
+
+    _check_host(values)
+    settings = RelaySettings(**{name: values[name] for name in RELAYED})
+    check(settings)
+    return dataclasses.replace(settings, data_dir=data_directory(settings.data_dir))
+
+
+def _relay(arguments: argparse.Namespace) -> int:
+    values = values_of(RELAY, arguments)
+    settings = relay_settings(values)
+    from rich.console import Console
+
+    from regrow.api.logs import configure_logs
+    from regrow.api.relay.serve import serve_relay
+
+    configure_logs(values["log_level"], values["log_json"])
+    console = Console(highlight=False, markup=False)
+    asyncio.run(serve_relay(settings, lambda text: console.print(text, soft_wrap=True)))
+    return OK
 
 
 def _serve(arguments: argparse.Namespace) -> int:

@@ -59,3 +59,20 @@ class ServerSettings:
     keepalive_s: float = 5.0
     body_limit: int = 32 * 1024 * 1024
     message_limit: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySettings:
+    """How the relay runs. upstream: the provider's URL. style: of the prompts it looks into; None: both.
+
+    repack_cold, prune: what it may change (C6, C10). data_dir: where its state is kept; None: nowhere.
+    """
+
+    upstream: str
+    style: Literal["anthropic", "openai"] | None = None
+    repack_cold: bool = False
+    prune: bool = False
+    dry_run: bool = False
+    data_dir: Path | None = None
+    host: str = "127.0.0.1"
+    port: int = 8421
