@@ -3,7 +3,8 @@
     from regrow import Engine, EngineSettings, GenerateRequest
 
 The math library is pinned to one code path before torch loads, since some fp32 matmuls otherwise depend on
-the number of threads (docs/exactness.md); idle OpenMP threads sleep, so that other processes are not slowed.
+the number of threads (docs/exactness.md); idle OpenMP threads sleep, so that other processes are not slowed;
+transformers does not advise in our logs to install kernels.
 """
 
 import os
@@ -12,6 +13,7 @@ from importlib import import_module
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 __version__ = "0.1.0"
 
