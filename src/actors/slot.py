@@ -406,8 +406,8 @@ class SlotActor:
                 slot=self._slot,
                 holder=session.holder(self._slot, self._version, busy=serving is not None),
                 namespace=session.namespace,
-                keys=session.keys,
-                live=session.live,
+                keys=session.keys[: session.public],
+                live=session.live and session.length <= session.public,
                 reading=serving is not None and serving.phase in ("mounting", "reading"),
             )
         )

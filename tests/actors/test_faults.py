@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from tests.actors.world import OTHER, Answer, House, chat, in_house, keys_of, raw
+from tests.actors.world import OTHER, Answer, House, chat, in_house, keys_of, raw, stranger, system_end
 from tests.world.fake_runner import Operation
 
 INSTANTS = [i / 8 for i in range(10)]  # over the life of a request of a second, its mount included
@@ -21,12 +21,12 @@ async def second_turn(house: House) -> tuple[Answer, "asyncio.Task[Answer]"]:
 def test_a_crash_of_the_cache_costs_what_it_kept_and_no_running_request(after: float) -> None:
     async def scenario(house: House) -> None:
         first, running = await second_turn(house)
-        stranger = asyncio.create_task(house.ask(chat("who else?")))
+        other = asyncio.create_task(house.ask(chat("who else?", system=OTHER)))
         await asyncio.sleep(after)
         house.crash("cache")
         for request, answer in [
             (chat("hello", first.text, "more"), await running),
-            (chat("who else?"), await stranger),
+            (chat("who else?", system=OTHER), await other),
             (chat("hello"), await house.ask(chat("hello"))),
             (chat("hello"), await house.ask(chat("hello"))),
         ]:
@@ -39,7 +39,7 @@ def test_a_crash_of_the_cache_costs_what_it_kept_and_no_running_request(after: f
 
 async def crowd(house: House, n: int = 4) -> list["asyncio.Task[Answer]"]:
     """More chats than slots, all submitted."""
-    runs = [await house.submit(chat(f"chat {i}")) for i in range(n)]
+    runs = [await house.submit(stranger(i)) for i in range(n)]
     return [asyncio.create_task(house.ended(run)) for run in runs]
 
 
@@ -49,10 +49,10 @@ async def all_end(house: House, crowd: list["asyncio.Task[Answer]"], *errors: st
     for i, task in enumerate(crowd):
         answer = await task
         assert answer.reason in ("length", *errors)
-        assert answer.tokens == house.truth(chat(f"chat {i}"))[: len(answer.tokens)]
+        assert answer.tokens == house.truth(stranger(i))[: len(answer.tokens)]
         reasons.append(answer.reason)
     for i in range(len(crowd)):
-        assert (await house.ask(chat(f"chat {i}"))).tokens == house.truth(chat(f"chat {i}"))
+        assert (await house.ask(stranger(i))).tokens == house.truth(stranger(i))
     return reasons
 
 
@@ -135,14 +135,14 @@ def test_logits_that_are_not_finite_cost_all_that_shares_a_cut_and_nothing_else(
         running = await house.submit(doomed)
         beside = await house.submit(chat("a busy neighbour", max_tokens=40))
         failed = await house.ended(running)
-        assert (failed.reason, failed.reused) == ("NonFiniteLogits", 0)
+        assert failed.reason == "NonFiniteLogits"
         assert failed.tokens == house.truth(doomed)[: len(failed.tokens)]
         retry = await house.ask(doomed)
         assert (retry.reason, retry.reused) == ("length", 0)
         assert retry.tokens == house.truth(doomed)
         healthy = await house.ended(beside)
         assert healthy.tokens == house.truth(chat("a busy neighbour", max_tokens=40))
-        assert (await house.ask(chat("a busy neighbour", healthy.text, "yes"))).reused == 0
+        assert (await house.ask(chat("a busy neighbour", healthy.text, "yes"))).reused == system_end(doomed)
         again = await house.ask(chat("who else?", stranger.text, "more", system=OTHER))
         assert again.reused > 0
 
@@ -156,7 +156,7 @@ def test_a_state_that_is_not_finite_is_not_kept(at: int) -> None:
         failed = await house.ask(chat("hello"))
         assert failed.reason == "NonFiniteLogits"
         assert failed.tokens == []
-        assert (await house.engine.status()).cache.entries == 0
+        assert (await house.engine.status()).cache.states == 0
         retry = await house.ask(chat("hello"))
         assert (retry.reused, retry.tokens) == (0, house.truth(chat("hello")))
 

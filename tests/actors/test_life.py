@@ -7,7 +7,7 @@ import pytest
 from regrow.actors.events import Queued, ReadDone, ReadProgress, Token
 from regrow.errors import BadRequest, ContextLengthExceeded
 from regrow.policy.request import GenerateRequest, SamplingParams
-from tests.actors.world import House, chat, in_house, keys_of, raw, text
+from tests.actors.world import House, chat, in_house, keys_of, raw, stranger, text
 from tests.world.engine import CHUNK
 from tests.world.tokenizer import EOS, VOCAB, WORDS, world_tokenizer
 
@@ -248,11 +248,11 @@ def test_a_prompt_over_the_context_is_refused_with_both_numbers() -> None:
 
 def test_a_third_chat_waits_for_a_slot_and_is_told_how_many_are_before_it() -> None:
     async def scenario(house: House) -> None:
-        runs = [await house.submit(chat(f"chat {i}")) for i in range(5)]
+        runs = [await house.submit(stranger(i)) for i in range(5)]
         answers = [await house.ended(run) for run in runs]
         assert [answer.of(Queued)[0].ahead for answer in answers] == [0, 0, 0, 1, 2]
         assert answers[2].end.reuse.queue_ms > 0
-        assert [answer.tokens for answer in answers] == [house.truth(chat(f"chat {i}")) for i in range(5)]
+        assert [answer.tokens for answer in answers] == [house.truth(stranger(i)) for i in range(5)]
         assert all(answer.of(Token) for answer in answers)
 
     in_house(scenario)

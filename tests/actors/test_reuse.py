@@ -4,22 +4,9 @@ import pytest
 
 from regrow.actors.events import Mounted, Placed, ReadProgress
 from regrow.actors.messages import DigestRequest
-from regrow.policy.plan import ChunkTable, build_plan
-from regrow.policy.request import CacheUse, Exactness, GenerateRequest
-from tests.actors.world import OTHER, SYSTEM, House, chat, in_house, keys_of, raw, text
+from regrow.policy.request import CacheUse, Exactness
+from tests.actors.world import OTHER, SYSTEM, House, chat, in_house, raw, starts, system_end, text
 from tests.world.engine import CHUNK
-from tests.world.tokenizer import world_tokenizer
-
-
-def starts(request: GenerateRequest) -> list[int]:
-    """Where the assistant speaks in this prompt."""
-    plan = build_plan(keys_of(request), ChunkTable.uniform(CHUNK), world_tokenizer().marks)
-    return [end.position for end in plan.ends if end.role == "user"]
-
-
-def system_end(request: GenerateRequest) -> int:
-    plan = build_plan(keys_of(request), ChunkTable.uniform(CHUNK), world_tokenizer().marks)
-    return next(end.position for end in plan.ends if end.role == "system")
 
 
 @pytest.mark.parametrize("length", [1, 6, 3 * CHUNK])
@@ -132,8 +119,9 @@ def test_prompts_with_different_salts_never_match(salt: str) -> None:
         stranger = await house.ask(chat("hi", cache_salt=salt))
         nobody = await house.ask(chat("hi"))
         assert (stranger.reused, nobody.reused) == (0, 0)
-        assert stranger.end.reuse.why == "Prompts are known only for another model, adapter or cache salt."
-        assert stranger.end.reuse.diverged is None
+        assert nobody.end.reuse.why == "Prompts are known only for another model, adapter or cache salt."
+        assert stranger.end.reuse.why == "No other prompt is known yet."  # whoever asks with a salt
+        assert stranger.end.reuse.diverged is nobody.end.reuse.diverged is None
         assert (await house.ask(chat("hi", cache_salt=salt))).reused > 0
 
     in_house(scenario, seeds=[0], slots=3)
@@ -179,7 +167,7 @@ def test_what_was_decoded_is_never_passed_off_as_read(exact: Exactness, hybrid: 
 
 
 @pytest.mark.parametrize("exact", ["full", "cache"])
-def test_without_running_state_every_cut_that_was_read_counts_and_nothing_is_kept_in_the_cache(
+def test_without_running_state_every_cut_that_was_read_counts_and_no_state_is_kept(
     exact: Exactness,
 ) -> None:
     async def scenario(house: House) -> None:
@@ -188,9 +176,8 @@ def test_without_running_state_every_cut_that_was_read_counts_and_nothing_is_kep
             request = raw([*text(1, shared), *[255] * 40])
             answer = await house.ask(request)
             assert answer.reused == shared // CHUNK * CHUNK
-            assert answer.end.reuse.source == "live"
             assert answer.tokens == house.truth(request)
-        assert (await house.engine.status()).cache.peak == 0
+        assert (await house.engine.status()).cache.states == 0
 
     in_house(scenario, seeds=[0], hybrid=False, exact=exact)
 
@@ -252,7 +239,7 @@ def test_with_the_cache_off_nothing_is_used_and_nothing_is_kept(
         assert turn.tokens == house.truth(chat("hi", first.text, "more"))
         if by == "setting":
             report = (await house.engine.status()).cache
-            assert (report.peak, report.entries) == (0, 0)
+            assert (report.peak, report.states) == (0, 0)
 
     in_house(scenario, seeds=[0], cache=by == "request", exact=exact, hybrid=hybrid)
 
@@ -271,7 +258,7 @@ def test_a_read_only_request_uses_what_is_kept_and_keeps_nothing_but_the_root() 
     async def scenario(house: House) -> None:
         root = system_end(chat("hi"))
         first = await house.ask(chat("hi", cache="read-only"))
-        assert house.slot(0).session.length == root
+        assert len(house.placement.sessions[0].keys) == root
         assert house.slot(0).session.chain.positions == (root,)
         again = await house.ask(chat("hi", first.text, "more", cache="read-only"))
         assert again.reused == root
@@ -279,7 +266,7 @@ def test_a_read_only_request_uses_what_is_kept_and_keeps_nothing_but_the_root() 
         assert kept.reused == root
         used = await house.ask(chat("hi", first.text, "more", kept.text, "yes", cache="read-only"))
         assert used.reused == starts(chat("hi", first.text, "more"))[-1]
-        assert house.slot(0).session.length == used.reused
+        assert len(house.placement.sessions[0].keys) == used.reused
         assert used.tokens == house.truth(chat("hi", first.text, "more", kept.text, "yes"))
 
     in_house(scenario, seeds=[0], slots=1)

@@ -32,6 +32,7 @@ from regrow.actors.slot import SlotActor
 from regrow.config import EngineSettings
 from regrow.policy.directory import HolderId
 from regrow.policy.keys import Keys, as_keys
+from regrow.policy.plan import ChunkTable, ReadPlan, build_plan
 from regrow.policy.request import Exactness, GenerateRequest
 from tests.world.engine import CHUNK, engine_in, runner_in
 from tests.world.fake_runner import Costs, FakeRunner, _hashes_in, hash_of
@@ -54,6 +55,12 @@ def chat(*contents: str, system: dict[str, str] | None = SYSTEM, **options: obje
     return replace(GenerateRequest(messages=messages, max_tokens=6), **cast(Any, options))
 
 
+def stranger(number: int, **options: object) -> GenerateRequest:
+    """A chat under a system prompt of its own, so that it waits for nobody who reads the same (S6)."""
+    content = f"You are number {number}, and nobody else. " * 8
+    return chat("hello", system={"role": "system", "content": content}, **options)
+
+
 def raw(ids: Sequence[int], **options: object) -> GenerateRequest:
     """A prompt of token ids, which no message mark cuts."""
     return replace(GenerateRequest(prompt=tuple(ids), max_tokens=6), **cast(Any, options))
@@ -68,6 +75,19 @@ def keys_of(request: GenerateRequest) -> Keys:
     if request.messages:
         return world_tokenizer().encode_chat(request.messages)
     return as_keys(cast(Sequence[int], request.prompt))
+
+
+def plan_of(request: GenerateRequest) -> ReadPlan:
+    return build_plan(keys_of(request), ChunkTable.uniform(CHUNK), world_tokenizer().marks)
+
+
+def starts(request: GenerateRequest) -> list[int]:
+    """Where the assistant speaks in this prompt."""
+    return [end.position for end in plan_of(request).ends if end.role == "user"]
+
+
+def system_end(request: GenerateRequest) -> int:
+    return next(end.position for end in plan_of(request).ends if end.role == "system")
 
 
 @dataclass(frozen=True, slots=True)
