@@ -66,20 +66,22 @@ class Touches:
         self._told: set[str] = set()
         if directory is not None:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.resume_from_disk()
+        self.resume_from_disk()
 
     @property
     def book(self) -> Book:
         return self._book
 
     def resume_from_disk(self) -> None:
-        """Merge what the file holds; a missing or corrupt one is empty."""
+        """Merge what the file holds; a missing or corrupt one is empty. It is written again at once, so that
+        its stamps are on the line of this boot's clock from now on."""
         with self._lock:
             now = self._clock.now()
             try:
-                self._merge(self._read(now), now)
+                with self._exclusively():
+                    self._write(self._merge(self._read(now), now), self._book, set())
             except OSError as error:
-                self._tell("cannot be read", error)
+                self._tell("cannot be written", error)
 
     def decide(self, key: str, step: Step[T]) -> T:
         """Run one decision on the book and open a response of the conversation: `ended` must follow.
@@ -199,6 +201,7 @@ class Touches:
     def _exclusively(self) -> Iterator[None]:
         """Hold the lock of the file between processes; raises TimeoutError (an OSError) after 2 s."""
         if self._path is None:
+            yield
             return
         with _private(self._path.with_suffix(".lock")) as lock:
             for _ in range(LOCK_TRIES):
