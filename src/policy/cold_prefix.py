@@ -277,8 +277,6 @@ def _unmarked(value: object) -> object:
         return {key: _unmarked(inner) for key, inner in value.items() if key != "cache_control"}
     if isinstance(value, (list, tuple)):
         return [_unmarked(inner) for inner in value]
-    if isinstance(value, int) and abs(value) >= 2**63:
-        return str(value)  # msgspec writes no such number
     return value
 
 

@@ -74,7 +74,7 @@ def chats(turn=anthropic_turn, max_turns: int = 16) -> st.SearchStrategy[list[di
 
 
 def _use(call: str) -> dict:
-    return {"type": "tool_use", "id": call, "name": "run", "input": {"text": output(60)}}
+    return {"type": "tool_use", "id": call, "name": "run", "input": {"text": output(6)}}
 
 
 def _call(call: str, function: dict) -> dict:

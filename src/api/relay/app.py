@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 
 import msgspec
 from aiohttp import web
-from yarl import URL
 
 from regrow.api.access import access
 from regrow.api.guard import guard
@@ -14,7 +13,7 @@ from regrow.api.relay.decide import Decider
 from regrow.api.relay.prices import Prices
 from regrow.api.relay.proxy import MAX_HEADER, Proxy
 from regrow.config import RelaySettings
-from regrow.policy.cold_prefix import RULES, Rules
+from regrow.policy.cold_prefix import RULES, Book, Rules
 from regrow.store.clock import SteadyClock, system_clock
 from regrow.store.originals import Originals
 from regrow.store.touches import EVERY_S, Touches
@@ -33,6 +32,7 @@ class Relay:
         self.counts = Counts()
         self.originals = Originals(None if settings.dry_run else directory)
         self.touches = Touches(directory, self.clock, not settings.dry_run) if opted_in else None
+        self.counts.conversations.set_function(lambda: len(self._book()))
         self.decider = Decider(
             self.touches,
             self.originals,
@@ -49,18 +49,19 @@ class Relay:
         if self.touches is not None:
             self.touches.save()
 
+    def _book(self) -> Book:
+        return self.touches.book if self.touches else {}
+
     async def status(self, _: web.Request) -> web.Response:
         """GET /relay/status"""
-        book = self.touches.book if self.touches else {}
         body = {
-            "upstream": shown(self.settings.upstream),
+            "upstream": self.settings.upstream,
             "style": self.settings.style or "both",
             "repack_cold": self.settings.repack_cold,
             "prune": self.settings.prune,
             "dry_run": self.settings.dry_run,
             "data_dir": str(self.settings.data_dir),
-            "conversations": len(book),
-            "latched": sum(bool(record.latches) for record in book.values()),
+            "latched": sum(bool(record.latches) for record in self._book().values()),
             **self.counts.numbers(),
         }
         return web.Response(body=msgspec.json.encode(body), content_type="application/json")
@@ -122,8 +123,3 @@ def make_runner(app: web.Application) -> web.AppRunner:
         max_line_size=MAX_HEADER,
         max_field_size=MAX_HEADER,
     )
-
-
-def shown(upstream: str) -> str:
-    """Return an upstream's URL without user and password."""
-    return str(URL(upstream).with_user(None))

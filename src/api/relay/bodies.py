@@ -106,14 +106,7 @@ class Body:
         members: Mapping[str, msgspec.Raw] = msgspec.json.decode(self.text, type=dict[str, msgspec.Raw])
         raw = msgspec.json.decode(self.text, type=_Raw).messages
         spliced = [
-            old if before is after else _written(after, old)
+            old if before is after else after
             for old, before, after in zip(raw, self.head.messages, messages, strict=True)
         ]
         return msgspec.json.encode({**members, "messages": spliced})
-
-
-def _written(message: Message, old: msgspec.Raw) -> msgspec.Raw:
-    try:
-        return msgspec.Raw(msgspec.json.encode(message))
-    except OverflowError:  # a number of more than 64 bits
-        return old

@@ -65,7 +65,7 @@ class Counts:
             name = metric.name.removeprefix("regrow_relay_")
             samples = [s for s in metric.samples if not s.name.endswith("_created")]
             labelled = {next(iter(s.labels.values())): s.value for s in samples if s.labels}
-            found[name] = labelled or sum(s.value for s in samples)
+            found[name] = labelled if labelled or not samples else sum(s.value for s in samples)
         return found
 
     def _counter(self, name: str, about: str, *labels: str) -> Counter:

@@ -10,6 +10,7 @@ before its headers, is a 502 that says why; one that breaks later leaves the cli
 import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from types import TracebackType
 from typing import Self
 
@@ -97,8 +98,8 @@ class Proxy:
 
     async def _consider(self, style: Style, body: bytes, encoding: str) -> Considered:
         """Consider the prompt on a thread; what it opened is closed where the client leaves meanwhile."""
-        loop = asyncio.get_running_loop()
-        work = loop.run_in_executor(self._threads, self._decider.consider, style, body, encoding)
+        loop, run = asyncio.get_running_loop(), copy_context().run  # so that its log lines name the request
+        work = loop.run_in_executor(self._threads, run, self._decider.consider, style, body, encoding)
         try:
             return await asyncio.shield(work)
         except asyncio.CancelledError:

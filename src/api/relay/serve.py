@@ -9,7 +9,7 @@ from pathlib import Path
 from aiohttp import web
 from yarl import URL
 
-from regrow.api.relay.app import Relay, make_app, make_runner, shown
+from regrow.api.relay.app import Relay, make_app, make_runner
 from regrow.config import RelaySettings
 from regrow.errors import BadConfig
 
@@ -26,8 +26,8 @@ def data_directory(chosen: Path | None) -> Path:
 def check(settings: RelaySettings) -> None:
     """Raises BadConfig where the settings make no sense."""
     url = URL(settings.upstream)
-    if url.scheme not in ("http", "https") or not url.host or url.query_string or url.fragment:
-        raise BadConfig("--upstream: give the provider's URL, such as https://api.anthropic.com")
+    if url.scheme not in ("http", "https") or not url.host or url.query_string or url.fragment or url.user:
+        raise BadConfig("--upstream: give the provider's URL alone, such as https://api.anthropic.com")
     if settings.dry_run and not (settings.repack_cold or settings.prune):
         raise BadConfig("--dry-run: say what to try: --repack-cold or --prune")
 
@@ -69,7 +69,7 @@ def where_to_look(url: str, settings: RelaySettings) -> str:
     changes = " and ".join(f"--{name.replace('_', '-')}" for name in opted) or "nothing"
     tried = " (a dry run: decided and logged, not done)" if settings.dry_run else ""
     return f"""
-Relaying {url} to {shown(settings.upstream)}; it may change: {changes}{tried}.
+Relaying {url} to {settings.upstream}; it may change: {changes}{tried}.
 State and prices are kept in {settings.data_dir}.
 
   ANTHROPIC_BASE_URL={url}        for Anthropic's clients
