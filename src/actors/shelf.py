@@ -235,12 +235,13 @@ class Shelf:
             )
 
     def evict_state(self, prefix: bytes) -> None:
-        """Drop a state although it is held; its holders are told."""
+        """Drop a state although it is held, and the root that it is; its holders are told."""
         state = self.states.pop(prefix)
         self.ledger.release(state.lease)
         self.news.state_removed(prefix)
         for holder in state.holders:
             self.news.evicted(holder, prefix)
+        self.drop_root(prefix)
 
     def purge(self, prefixes: frozenset[bytes]) -> None:
         """Drop the roots and states of these prefixes, held or not."""

@@ -92,7 +92,7 @@ class SlotActor:
             case DigestRequest():
                 return await self._digest()
             case Evicted(prefixes):
-                self._session.chain = self._session.chain.without(prefixes)
+                self._evicted(prefixes)
             case Down():
                 self._lost(message)
             case SlotStats():
@@ -188,6 +188,7 @@ class SlotActor:
         for position, lease in zip(positions, leases, strict=False):
             if lease:
                 serving.leases[position] = lease
+                serving.there.discard(position)
             elif lease == 0 and position <= serving.position:
                 self._add_to_chain(serving, position)
             elif lease == 0:
@@ -243,11 +244,13 @@ class SlotActor:
     async def _keep(self, serving: Serving, position: int, snapshot: Snapshot | None) -> None:
         """Keep the state that was taken at `position`, or the one that was there already."""
         lease = serving.leases.pop(position, None)
-        if position in serving.there:
-            self._add_to_chain(serving, position)
-        elif lease is not None and snapshot is None:
+        if lease is None:
+            if position in serving.there:
+                serving.there.remove(position)
+                self._add_to_chain(serving, position)
+        elif snapshot is None:
             self._w.cache.tell(LetGo(self._me, leases=(lease,)))
-        elif lease is not None and snapshot is not None:
+        else:
             saved = position - max((p for p in self._session.chain.positions if p < position), default=0)
             keep = KeepState(lease, self._session.hashes[position], snapshot, saved)
             if await self._w.ask_cache(keep, False):
@@ -320,7 +323,7 @@ class SlotActor:
     def _end(self, serving: Serving) -> None:
         """Tell the engine, then the client, that the request is over."""
         self._let_go((), tuple(serving.leases.values()))
-        self._let_go(tuple(self._session.hashes[p] for p in serving.there if p > serving.position))
+        self._let_go(tuple(self._session.hashes[p] for p in serving.there))
         self._serving = None
         if serving.distrusted:
             self._empty()
@@ -337,6 +340,15 @@ class SlotActor:
             )
         )
         serving.close(self._slot, self._w)
+
+    def _evicted(self, prefixes: frozenset[bytes]) -> None:
+        """States are gone; one that has come again since is let go, so that slot and cache agree."""
+        session = self._session
+        session.chain = session.chain.without(prefixes)
+        if self._serving is not None:
+            gone = {p for p in self._serving.there if session.hashes[p] in prefixes}
+            self._serving.there -= gone
+        self._let_go(tuple(prefixes))
 
     def _distrust(self, position: int, key: bytes) -> None:
         """Forget a session that shares this cut, at once or when its request ends."""
