@@ -5,8 +5,10 @@ SIGINT or SIGTERM the engine drains, then everything closes. A second signal end
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 
 from aiohttp import web
 
@@ -40,7 +42,8 @@ async def serve(
         say(f"Loading the model; {url}/ready tells when it is done.")
         async with opening as engine:
             gate.loaded = engine
-            say(where_to_look(url, served_names(engine.info, settings)[0], engine.info.has_template))
+            model = served_names(engine.info, settings)[0]
+            say(where_to_look(url, model, engine.info.has_template, _program()))
             await stop.wait()
             say("Stopping: what runs may finish. Press Ctrl-C again to end at once.")
             await engine.drain()
@@ -81,12 +84,17 @@ async def _bind(runner: web.AppRunner, settings: ServerSettings) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def where_to_look(url: str, model: str, has_template: bool) -> str:
+def _program() -> str:
+    """Return how this program was started, so that what is said to the user can be typed as it stands."""
+    return sys.argv[0] if Path(sys.argv[0]).name == "regrow" else "python -m regrow"
+
+
+def where_to_look(url: str, model: str, has_template: bool, program: str) -> str:
     """Return what the server says once the model is loaded."""
     if has_template:
         note, route = "", "chat/completions"
-        prompt = '"messages": [{"role": "user", "content": "Hello"}]'
-        chat = f"regrow chat --url {url}      a chat in the terminal\n  "
+        prompt = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
+        chat = f"{program} chat --url {url}      a chat in the terminal\n  "
     else:
         note, route, chat = "\nIt has no chat template: completions only.", "completions", ""
         prompt = '"prompt": "Once upon a time"'
@@ -94,7 +102,8 @@ def where_to_look(url: str, model: str, has_template: bool) -> str:
 Serving {model} at {url}/v1{note}
 
   curl {url}/v1/{route} -H 'Content-Type: application/json' \\
-    -d '{{"model": "{model}", {prompt}}}'
+    -d '{{"model": "{model}",
+         {prompt}}}'
 
   {chat}{url}/v1/status      what the server is doing
 

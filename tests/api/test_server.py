@@ -161,11 +161,11 @@ async def test_being_cancelled_from_outside_is_not_taken_for_a_signal(engine: St
 def test_what_the_server_says_holds_a_request_to_copy_and_fits_100_columns(
     has_template: bool, route: str, prompt: str
 ) -> None:
-    text = where_to_look("http://127.0.0.1:8420", "SmolLM2-135M-Instruct", has_template)
+    text = where_to_look("http://127.0.0.1:8420", "SmolLM2-135M-Instruct", has_template, ".venv/bin/regrow")
     assert f"curl http://127.0.0.1:8420/v1/{route} " in text
     assert "Serving SmolLM2-135M-Instruct at http://127.0.0.1:8420/v1\n" in text
     body = json.loads(text.partition("-d '")[2].partition("'\n")[0])
     assert body["model"] == "SmolLM2-135M-Instruct"
     assert prompt in body
-    assert ("completions only" in text) is ("regrow chat" not in text) is not has_template
+    assert ("completions only" in text) is (".venv/bin/regrow chat --url" not in text) is not has_template
     assert max(map(len, text.splitlines())) <= 100
