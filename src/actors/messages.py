@@ -4,6 +4,7 @@ Asks go only Engine -> Slot -> Root -> Cache -> Device; upward there are only te
 by the prefix hash at its position, a conversation and a root by a `HolderId`.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -15,6 +16,7 @@ from regrow.actors.shelf import Kept
 from regrow.errors import RegrowError
 from regrow.gpu.device_loop import DeviceCounters, DeviceEvent, Job
 from regrow.gpu.types import Digest, HostCells, LogitsMask, Snapshot
+from regrow.policy.checkpoints import system_end
 from regrow.policy.directory import Holder, HolderId
 from regrow.policy.explain import Miss, MissReason
 from regrow.policy.keys import Keys, Namespace
@@ -47,6 +49,12 @@ class Prepared:
     priority: int
     deadline_s: float | None
     mask: LogitsMask | None = None
+
+    def public(self, position: int) -> int:
+        """Return how far a session that serves this from `position` on may be used by other requests (S9)."""
+        if self.cache == "on":
+            return sys.maxsize
+        return max(position, system_end(self.plan)) if self.cache == "read-only" else position
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,8 @@ class KnownPrompt:
 
 @dataclass(slots=True)
 class _Given:
-    """What a slot was given to serve: its plan's cuts, where its reading is, and the donor it copies from."""
+    """What a slot was given to serve: the cuts that others may use, where its reading is, and the donor it
+    copies from."""
 
     request: str
     cuts: tuple[CutHash, ...]
@@ -122,9 +123,10 @@ class Placement:
         """Note that `slot` serves `request` from now on."""
         holder = candidate.holder
         lent = holder is not None and holder.kind == "slot" and holder.key != slot
+        public = prepared.public(candidate.position)
         self._given[slot] = _Given(
             request,
-            _cuts(prepared),
+            tuple(cut for cut in _cuts(prepared) if cut[0] <= public),
             candidate.position,
             donor=(int(holder.key), candidate.position) if lent and holder is not None else None,
         )

@@ -9,14 +9,13 @@ import numpy as np
 from regrow.actors.messages import Prepared
 from regrow.actors.parking import Parkable
 from regrow.policy.chain import Chain
-from regrow.policy.checkpoints import last_start, system_end
+from regrow.policy.checkpoints import last_start
 from regrow.policy.directory import Holder, HolderId
 from regrow.policy.keys import Keys, Namespace, as_keys, common_prefix
 from regrow.policy.plan import ReadPlan
 
 NO_KEYS = as_keys(())
 NO_PLAN = ReadPlan(0, ())
-ALL = sys.maxsize
 
 
 @dataclass(slots=True)
@@ -34,7 +33,7 @@ class Session:
     plan: ReadPlan = NO_PLAN
     pure: int = 0
     live: bool = False
-    public: int = ALL
+    public: int = sys.maxsize
     chain: Chain = field(default_factory=Chain)
     hashes: Mapping[int, bytes] = field(default_factory=dict)
     marks: tuple[int, ...] = ()
@@ -65,8 +64,7 @@ class Session:
         self.hashes = dict(zip(prepared.plan.cuts, prepared.hashes, strict=True))
         self.pure = min(self.pure, position)
         self.marks = marks
-        root = system_end(prepared.plan) if prepared.cache == "read-only" else 0
-        self.public = ALL if prepared.cache == "on" else max(position, root)
+        self.public = prepared.public(position)
         self.live = True
 
     def forget_beyond(self, position: int) -> None:
