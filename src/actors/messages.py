@@ -47,6 +47,7 @@ class Prepared:
     priority: int
     deadline_s: float | None
     mask: LogitsMask | None = None
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

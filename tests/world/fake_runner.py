@@ -159,6 +159,11 @@ class FakeRunner:
             hashed = _mix(hashed, answer[-1])
         return answer
 
+    def logits_after(self, keys: Keys) -> torch.Tensor:
+        """Return the logits [vocab] after these keys, whatever the slots hold; scripted ends are not in
+        them."""
+        return self._logits(hash_of(keys), None, drawn=0)
+
     def lease(self, slot: int, below: int) -> None:
         """From now on cells below this one must not be written, and the slot not be emptied."""
         self._slots[slot].leased = below
