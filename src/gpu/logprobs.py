@@ -11,7 +11,7 @@ import torch
 
 from regrow.gpu.types import Row, Scored
 
-_ROWS = 32  # places worked at together: float32 and int64 copies of their logits exist for that long
+_ROWS = 4  # places worked at together; with more, their copies of a large vocabulary are slow to get
 
 
 def scores_of(row: Row, token: int | None, logits: torch.Tensor) -> tuple[Scored, ...]:
@@ -29,8 +29,9 @@ def scores(logits: torch.Tensor, tokens: Sequence[int], alternatives: int) -> It
     for start in range(0, len(tokens), _ROWS):
         named = torch.tensor(tokens[start : start + _ROWS], device=logits.device)[:, None]
         logprobs = torch.log_softmax(logits[start : start + _ROWS].float(), dim=1)
-        size = logprobs.abs().view(torch.int32)  # the bits of floats above zero are ordered as they are
-        order = (size.long() << 32) + ids
+        order = logprobs.abs().view(torch.int32).long()  # floats above zero rise as their bits do
+        order <<= 32
+        order += ids
         top = order.topk(min(alternatives, vocab), largest=False).indices
         values = logprobs.gather(1, torch.cat([named, top], dim=1)).tolist()
         for token, (value, *others), best in zip(named[:, 0].tolist(), values, top.tolist(), strict=True):
