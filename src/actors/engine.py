@@ -194,6 +194,7 @@ class Engine:
             device=self.device,
             geometry=geometry,
             detokenizer=served.tokenizer.detokenizer,
+            spell=served.tokenizer.token_bytes,
             now=now,
             exact=served.exact,
             checkpoints=settings.checkpoints,

@@ -175,8 +175,9 @@ class EngineActor:
         while waiting:
             entry = heapq.heappop(waiting)
             request = self._requests[entry[2]]
-            use = request.prepared.cache != "off" and request.plans < PLANS
-            choice = self._placement.choose(request.prepared, use_sources=use)
+            prepared = request.prepared
+            use = prepared.cache != "off" and prepared.prompt_logprobs is None and request.plans < PLANS
+            choice = self._placement.choose(prepared, use_sources=use)
             if isinstance(choice, Choice):
                 self._admit(request, choice)
                 continue

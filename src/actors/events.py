@@ -42,8 +42,25 @@ class Mounted:
 
 
 @dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token at its place in a text: the natural logarithm of the probability that the model gave it there,
+    None at the start of a prompt, and the most likely tokens there, most likely first.
+
+    bytes: of its text, which may hold a part of a character. `gpu/logprobs.py` says of which distribution.
+    """
+
+    id: int
+    bytes: bytes
+    logprob: float | None
+    top: tuple["Logprob", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ReadProgress:
-    """A chunk was read; `position` of `total` prompt tokens are in the slot."""
+    """A chunk was read; `position` of `total` prompt tokens are in the slot.
+
+    logprobs: of the prompt's next tokens, where they are asked for; those of all chunks are one for each.
+    """
 
     at: float
     position: int
@@ -51,6 +68,7 @@ class ReadProgress:
     total: int
     tokens_per_s: float
     eta_ms: float
+    logprobs: tuple[Logprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +84,12 @@ class ReadDone:
 @dataclass(frozen=True, slots=True)
 class Token:
     """One token of the answer. `text` is what it adds; empty while a character or a stop string is not
-    complete."""
+    complete. logprob: where it is asked for."""
 
     at: float
     id: int
     text: str
+    logprob: Logprob | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from regrow.actors.events import Divergence
 from regrow.actors.messages import Prepared
 from regrow.actors.placement import Placement
 from regrow.models.tokenizer import ChatTokenizer
-from regrow.policy.explain import Known, Miss, divergence_message, why
+from regrow.policy.explain import READ_FOR_LOGPROBS, Known, Miss, divergence_message, why
 from regrow.policy.keys import common_prefix
 from regrow.policy.request import Exactness
 
@@ -29,6 +29,8 @@ class Explainer:
 
         Both are None where what was reused lacks at most two chunks of what was known.
         """
+        if prepared.prompt_logprobs is not None:
+            return READ_FOR_LOGPROBS, None
         same = placement.known(prepared)
         nearest = max(same, key=lambda k: common_prefix(prepared.keys, k.keys), default=None)
         shared = 0 if nearest is None else common_prefix(prepared.keys, nearest.keys)

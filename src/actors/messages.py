@@ -49,6 +49,7 @@ class Prepared:
     priority: int
     deadline_s: float | None
     mask: LogitsMask | None = None
+    prompt_logprobs: int | None = None
 
     def public(self, position: int) -> int:
         """Return how far a session that serves this from `position` on may be used by other requests (S9)."""

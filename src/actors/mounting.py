@@ -47,9 +47,8 @@ class SourceGone(RegrowError):
 class SlotWiring:
     """What a slot is given: who to speak to, the model's geometry, and the settings it needs.
 
-    detokenizer makes a fresh one for each answer. now is the engine clock in seconds. checkpoints: how many a
-    session keeps. verify: read again
-    what is mounted, and compare.
+    detokenizer makes a fresh one for each answer; spell gives the bytes of one token. now is the engine clock
+    in seconds. checkpoints: how many a session keeps. verify: read again what is mounted, and compare.
     """
 
     engine: ActorRef
@@ -58,6 +57,7 @@ class SlotWiring:
     device: ActorRef
     geometry: Geometry
     detokenizer: Callable[[], Detokenizer]
+    spell: Callable[[int], bytes]
     now: Callable[[], float]
     exact: Exactness
     checkpoints: int

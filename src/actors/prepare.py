@@ -12,7 +12,7 @@ from regrow.models.tokenizer import ChatTokenizer
 from regrow.policy.checkpoints import CheckpointCut, checkpoint_cuts, message_end, system_end
 from regrow.policy.keys import Keys, Namespace, as_keys, prefix_hashes
 from regrow.policy.plan import ChunkTable, ReadPlan, build_plan
-from regrow.policy.request import CacheUse, GenerateRequest, StopRules
+from regrow.policy.request import MOST_LOGPROBS, CacheUse, GenerateRequest, StopRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,9 @@ class Preparer:
             raise BadRequest("stop: a stop string cannot be empty", param="stop")
         self._known(request.stop_token_ids, "stop_token_ids")
         self._known(tuple(request.sampling.logit_bias), "logit_bias")
+        for asked in (request.sampling.logprobs, request.prompt_logprobs):
+            if asked is not None and not 0 <= asked <= MOST_LOGPROBS:
+                raise BadRequest(f"logprobs: from 0 to {MOST_LOGPROBS} are told", param="logprobs")
         namespace = self.namespace.salted(request.cache_salt)
         cache = request.cache if self.cache else "off"
         pin = 0 if request.pin is None else _pinned(request, plan)
@@ -67,6 +70,7 @@ class Preparer:
             cache_salt=request.cache_salt,
             priority=request.priority,
             deadline_s=request.deadline_s,
+            prompt_logprobs=request.prompt_logprobs,
         )
 
     def _checkpoints(self, plan: ReadPlan, cache: CacheUse, pin: int) -> Sequence[CheckpointCut]:

@@ -1,15 +1,17 @@
 """The request that a slot serves: how far it is, what it has shown, and how it is told to its client."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 import structlog
 
-from regrow.actors.events import Failed, Finished, FinishReason, Reuse, Usage
+from regrow.actors.events import Failed, Finished, FinishReason, Logprob, Reuse, Usage
 from regrow.actors.messages import Admit
 from regrow.actors.mounting import SlotWiring
 from regrow.errors import RegrowError
 from regrow.gpu.device_loop import EndReason
+from regrow.gpu.types import Scored
 from regrow.models.detokenize import Detokenizer
 from regrow.policy.stops import StopMatcher
 
@@ -26,6 +28,7 @@ class Serving:
     admit: Admit
     epoch: int
     text: Detokenizer
+    spell: Callable[[int], bytes]
     stops: StopMatcher
     placed_at: float
     phase: Phase = "mounting"
@@ -46,7 +49,7 @@ class Serving:
     @classmethod
     def of(cls, admit: Admit, epoch: int, wiring: SlotWiring) -> "Serving":
         stops = StopMatcher(admit.prepared.stops.strings)
-        return cls(admit, epoch, wiring.detokenizer(), stops, wiring.now())
+        return cls(admit, epoch, wiring.detokenizer(), wiring.spell, stops, wiring.now())
 
     @property
     def usage(self) -> Usage:
@@ -56,6 +59,11 @@ class Serving:
         """Return the text that a token adds, and whether a stop string is complete."""
         self.shown += 1
         return self.stops.feed(self.text.push(token))
+
+    def logprob(self, score: Scored) -> Logprob:
+        """Return a score as the client is told it: with the bytes of the tokens."""
+        top = tuple(Logprob(token, self.spell(token), logprob) for token, logprob in score.top)
+        return Logprob(score.token, self.spell(score.token), score.logprob, top)
 
     def finish(self, reason: EndReason) -> None:
         """Note how the answer ended, and what was still held back of it."""

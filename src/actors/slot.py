@@ -157,6 +157,7 @@ class SlotActor:
             stops=prepared.stops,
             banned=prepared.banned,
             mask=prepared.mask,
+            prompt_logprobs=prepared.prompt_logprobs,
         )
         serving.read_began = self._w.now()
         serving.phase = "reading"
@@ -208,34 +209,34 @@ class SlotActor:
         if serving is None or isinstance(event, Broken) or event.epoch != serving.epoch:
             return  # of a job that this slot has given up
         match event:
-            case ChunkRead(position=position, seconds=seconds, snapshot=snapshot):
-                await self._chunk_read(serving, position, seconds, snapshot)
-            case TokenDrawn(token=token):
-                self._token(serving, token)
+            case ChunkRead():
+                await self._chunk_read(serving, event)
+            case TokenDrawn():
+                self._token(serving, event)
             case JobEnded():
                 await self._job_ended(serving, event)
             case _:
                 assert_never(event)
 
-    async def _chunk_read(
-        self, serving: Serving, position: int, seconds: float, snapshot: Snapshot | None
-    ) -> None:
-        session, prepared = self._session, serving.admit.prepared
+    async def _chunk_read(self, serving: Serving, chunk: ChunkRead) -> None:
+        session, prepared, position = self._session, serving.admit.prepared, chunk.position
         if session.pure == serving.position:
             session.pure = position
         read = position - serving.position
         serving.position = position
         session.extend(prepared.keys, position, ())
-        await self._keep(serving, position, snapshot)
+        await self._keep(serving, position, chunk.snapshot)
         if position == system_end(prepared.plan) and prepared.cache != "off":
             self._w.roots.tell(RootOffer(session.hashes[position], position))
             if self._w.root_cells == "always":
                 await park(self._w, self._slot, session, position)
         last = prepared.plan.chunks_from(0)[-1][1]
-        rate = read / seconds if seconds else 0.0
+        rate = read / chunk.seconds if chunk.seconds else 0.0
         eta_ms = (last - position) / rate * 1e3 if rate else 0.0
-        now = self._w.now()
-        self._put(serving, ReadProgress(now, position, serving.reused, len(prepared.keys), rate, eta_ms))
+        now, told = self._w.now(), tuple(map(serving.logprob, chunk.scores))
+        self._put(
+            serving, ReadProgress(now, position, serving.reused, len(prepared.keys), rate, eta_ms, told)
+        )
         if position >= last:
             self._read_done(serving)
         else:
@@ -271,12 +272,13 @@ class SlotActor:
         self._put(serving, ReadDone(now, serving.reused, serving.position - serving.reused, serving.read_ms))
         self._tell_session()
 
-    def _token(self, serving: Serving, token: int) -> None:
-        serving.answer.append(token)
+    def _token(self, serving: Serving, drawn: TokenDrawn) -> None:
+        serving.answer.append(drawn.token)
         if serving.phase == "stopping":
             return  # drawn before the device saw the stop; its cell is true, its text is dropped
-        text, stopped = serving.show(token)
-        self._put(serving, Token(self._w.now(), token, text))
+        text, stopped = serving.show(drawn.token)
+        logprob = None if drawn.score is None else serving.logprob(drawn.score)
+        self._put(serving, Token(self._w.now(), drawn.token, text, logprob))
         if stopped:
             self._halt(serving, "stop", None)
 

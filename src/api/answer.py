@@ -3,30 +3,33 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from regrow.actors.events import Event, Finished, Token
+from regrow.actors.events import Event, Finished, Logprob, Token
 from regrow.api.facts import Body, Phase, facts, phase_facts, reuse_body
+from regrow.api.logprobs import chat_logprobs
+from regrow.api.runs import Whole
 
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
     """What all bodies of one answer share. `created` in unix seconds; `usage` and `progress`: the client
-    asked for them in the stream."""
+    asked for them in the stream; `logprobs`: it asked for them."""
 
     id: str
     model: str
     created: int
     usage: bool = False
     progress: bool = False
+    logprobs: bool = False
 
-    def whole(self, text: str, end: Finished) -> Body:
+    def whole(self, answer: Whole) -> Body:
         """Return the answer of a request without streaming."""
         choice = {
             "index": 0,
-            "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": None,
-            "finish_reason": end.reason,
+            "message": {"role": "assistant", "content": answer.text, "refusal": None},
+            "logprobs": chat_logprobs(answer.tokens) if self.logprobs else None,
+            "finish_reason": answer.end.reason,
         }
-        return {**self._head("chat.completion", [choice]), **facts(end)}
+        return {**self._head("chat.completion", [choice]), **facts(answer.end)}
 
     def opening(self) -> Body:
         """Return the first chunk: who speaks."""
@@ -36,15 +39,16 @@ class ChatAnswer:
         """Return the chunks that tell of an event; the very last of a stream carries `regrow`."""
         match event:
             case Token():
-                return self._text(event.text)
+                return self._text(event.text, event.logprob)
             case Finished():
                 return [*self._text(event.text), *self._closing(event)]
             case _ if self.progress and isinstance(event, Phase):
                 return [{**self._stream_head([]), "regrow": phase_facts(event)}]
         return []
 
-    def _text(self, text: str) -> list[Body]:
-        return [self._chunk({"content": text})] if text else []
+    def _text(self, text: str, logprob: Logprob | None = None) -> list[Body]:
+        told = None if logprob is None else chat_logprobs([logprob])
+        return [self._chunk({"content": text}, logprobs=told)] if text or told else []
 
     def _closing(self, end: Finished) -> list[Body]:
         last = self._chunk({}, end.reason)
@@ -52,9 +56,11 @@ class ChatAnswer:
             return [last, {**self._stream_head([]), **facts(end)}]
         return [{**last, "regrow": reuse_body(end.reuse)}]
 
-    def _chunk(self, delta: Mapping[str, object], finish_reason: str | None = None) -> Body:
+    def _chunk(
+        self, delta: Mapping[str, object], finish_reason: str | None = None, logprobs: Body | None = None
+    ) -> Body:
         return self._stream_head(
-            [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}]
+            [{"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}]
         )
 
     def _stream_head(self, choices: list[Body]) -> Body:

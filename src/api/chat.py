@@ -31,9 +31,10 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
             created=int(time.time()),
             usage=body.stream_options is not None and bool(body.stream_options.include_usage),
             progress=body.regrow is not None and bool(body.regrow.progress),
+            logprobs=bool(body.logprobs),
         )
         if not body.stream:
-            return json_response(answer.whole(*await whole_answer(run)))
+            return json_response(answer.whole(await whole_answer(run)))
         async with EventStream(request, settings.keepalive_s) as stream, ended_properly(stream):
             await stream.send(msgspec.json.encode(answer.opening()))
             async for event in events_of(run):

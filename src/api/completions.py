@@ -7,15 +7,16 @@ import msgspec
 import structlog
 from aiohttp import web
 
-from regrow.actors.events import Finished
+from regrow.actors.events import Finished, Logprob, ReadDone, ReadProgress
 from regrow.api.batch import Batch, submitted_together
 from regrow.api.body import read_body
 from regrow.api.errors import json_response
 from regrow.api.facts import Body
 from regrow.api.intake import completion_requests
+from regrow.api.logprobs import TextLogprobs
 from regrow.api.models import check_served
 from regrow.api.port import Run
-from regrow.api.runs import ended_properly, events_of, whole_answer
+from regrow.api.runs import Whole, ended_properly, events_of, whole_answer
 from regrow.api.schema import CompletionRequest
 from regrow.api.sse import EventStream
 from regrow.api.state import GATE, SETTINGS
@@ -40,6 +41,7 @@ async def completions(request: web.Request) -> web.StreamResponse:
             prompts=len(requests),
             usage=body.stream_options is not None and bool(body.stream_options.include_usage),
             progress=body.regrow is not None and bool(body.regrow.progress),
+            logprobs=body.logprobs is not None,
         )
 
         async def echo(index: int) -> str:
@@ -57,11 +59,11 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 
 async def _whole(batch: Batch, answer: TextAnswer, echo: Echo) -> Body:
-    choices: dict[int, tuple[str, Finished]] = {}
+    choices: dict[int, tuple[str, Whole]] = {}
 
     async def follow(index: int, run: Run) -> None:
-        text, end = await whole_answer(run)
-        choices[index] = await echo(index) + text, end
+        whole = await whole_answer(run)
+        choices[index] = await echo(index), whole
 
     await batch.each(follow)
     return answer.whole([choices[index] for index in sorted(choices)])
@@ -75,9 +77,18 @@ async def _stream(batch: Batch, answer: TextAnswer, echo: Echo, stream: EventStr
             await stream.send(msgspec.json.encode(chunk))
 
     async def follow(index: int, run: Run) -> None:
-        await send(answer.text(index, await echo(index)))
+        before = await echo(index)
+        logprobs = TextLogprobs()
+        prompt: list[Logprob] = []
+        if not answer.logprobs:  # else the text of the prompt comes with them, once they are known
+            await send(answer.text(index, before))
         async for event in events_of(run):
-            await send(answer.chunks(index, event))
+            if isinstance(event, ReadProgress):
+                prompt.extend(event.logprobs)
+            if isinstance(event, ReadDone) and prompt:
+                logprobs = TextLogprobs(before, prompt)
+                await send(answer.text(index, before, logprobs.of(prompt)))
+            await send(answer.chunks(index, event, logprobs))
             if isinstance(event, Finished):
                 ends[index] = event
 

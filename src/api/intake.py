@@ -29,7 +29,10 @@ PROMPT_LIMIT = 2048
 def chat_request(body: ChatRequest, info: ModelInfo, message_limit: int) -> GenerateRequest:
     """Return what the engine is asked for; raises BadRequest naming the field that cannot be served."""
     _refuse([*_not_served(body), *_not_served_in_chat(body)])
-    return _asked(body, chat_prompt(body, info, message_limit), _max_tokens(body), info)
+    if body.top_logprobs and not body.logprobs:
+        raise BadRequest("top_logprobs: only together with logprobs", param="top_logprobs")
+    logprobs = body.top_logprobs or 0 if body.logprobs else None
+    return _asked(body, chat_prompt(body, info, message_limit), _max_tokens(body), logprobs, info)
 
 
 def completion_requests(body: CompletionRequest, info: ModelInfo) -> list[GenerateRequest]:
@@ -37,14 +40,16 @@ def completion_requests(body: CompletionRequest, info: ModelInfo) -> list[Genera
     _refuse([*_not_served(body), *_not_served_in_completions(body)])
     special = body.add_special_tokens is not False
     max_tokens = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
-    return [
-        _asked(body, GenerateRequest(prompt=prompt, add_special_tokens=special), max_tokens, info)
+    echoed = body.logprobs if body.echo else None
+    prompts = [
+        GenerateRequest(prompt=prompt, add_special_tokens=special, prompt_logprobs=echoed)
         for prompt in _prompts(body.prompt)
     ]
+    return [_asked(body, prompt, max_tokens, body.logprobs, info) for prompt in prompts]
 
 
 def _asked(
-    body: Generation, prompt: GenerateRequest, max_tokens: int | None, info: ModelInfo
+    body: Generation, prompt: GenerateRequest, max_tokens: int | None, logprobs: int | None, info: ModelInfo
 ) -> GenerateRequest:
     """Return `prompt` with all that a body says of its answer."""
     extension = body.regrow or RegrowOptions()
@@ -57,7 +62,7 @@ def _asked(
     priority = body.priority if extension.priority is None else extension.priority
     return dataclasses.replace(
         prompt,
-        sampling=_sampling(body, info.default_sampling),
+        sampling=dataclasses.replace(_sampling(body, info.default_sampling), logprobs=logprobs),
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ()),
@@ -80,13 +85,9 @@ def _not_served(body: ChatRequest | CompletionRequest) -> Iterator[tuple[str, st
     """Yield (field, reason) for what OpenAI allows and this server does not do yet."""
     if (body.n or 1) > 1:
         yield "n", "only 1 answer per prompt is served"
-    if body.logprobs is not None and body.logprobs is not False:
-        yield "logprobs", "log-probabilities are not served"
 
 
 def _not_served_in_chat(body: ChatRequest) -> Iterator[tuple[str, str]]:
-    if body.top_logprobs:
-        yield "top_logprobs", "log-probabilities are not served"
     if body.response_format is not None and body.response_format.type != "text":
         yield "response_format", "only the type text is served"
     if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):

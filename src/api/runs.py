@@ -6,13 +6,14 @@ status; in a stream a later one is an error event and a proper end.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 
 import msgspec
 import structlog
 
-from regrow.actors.events import Event, Failed, Finished, Token
+from regrow.actors.events import Event, Failed, Finished, Logprob, ReadProgress, Token
 from regrow.api.errors import Cancelled, body_of
 from regrow.api.facts import facts
 from regrow.api.port import EnginePort, Run
@@ -59,16 +60,32 @@ async def events_of(run: Run) -> AsyncIterator[Event]:
         yield event
 
 
-async def whole_answer(run: Run) -> tuple[str, Finished]:
-    """Return the text of an answer, and its end; raises what it failed with."""
-    texts = []
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A complete answer. prompt, tokens: the log-probabilities of both, where they were asked for."""
+
+    text: str
+    end: Finished
+    prompt: Sequence[Logprob] = ()
+    tokens: Sequence[Logprob] = ()
+
+
+async def whole_answer(run: Run) -> Whole:
+    """Return an answer once it is complete; raises what it failed with."""
+    texts: list[str] = []
+    prompt: list[Logprob] = []
+    tokens: list[Logprob] = []
     try:
         async for event in events_of(run):
             match event:
+                case ReadProgress():
+                    prompt.extend(event.logprobs)
                 case Token():
                     texts.append(event.text)
+                    if event.logprob is not None:
+                        tokens.append(event.logprob)
                 case Finished():
-                    return "".join(texts) + event.text, event
+                    return Whole("".join(texts) + event.text, event, prompt, tokens)
     except BrokenOff as broken:
         raise broken.error from None
     raise ActorDown("the answer broke off")

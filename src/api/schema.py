@@ -178,7 +178,7 @@ class CompletionRequest(Generation, frozen=True, kw_only=True):
     echo: bool | None = None
     suffix: str | None = None
     best_of: Positive | None = None
-    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    logprobs: Annotated[int, Meta(ge=0, le=5)] | None = None
 
 
 class TokenizeRequest(ChatBody, frozen=True):

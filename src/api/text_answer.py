@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 from regrow.actors.events import Event, Finished, Token
 from regrow.api.facts import Body, Phase, phase_facts, reuse_body, usage_body
+from regrow.api.logprobs import TextLogprobs
+from regrow.api.runs import Whole
 
 
 @dataclass(frozen=True, slots=True)
 class TextAnswer:
     """What all bodies of one answer share. `created` in unix seconds; `usage` and `progress`: the client
-    asked for them in the stream.
+    asked for them in the stream; `logprobs`: it asked for them.
 
     `regrow` stands where it does in a chat answer; of several prompts, each choice has its own.
     """
@@ -21,23 +23,29 @@ class TextAnswer:
     prompts: int = 1
     usage: bool = False
     progress: bool = False
+    logprobs: bool = False
 
-    def whole(self, choices: Sequence[tuple[str, Finished]]) -> Body:
-        """Return the answer of a request without streaming, given text and end of each choice."""
-        rows = [self._choice(index, text, end) for index, (text, end) in enumerate(choices)]
-        return {**self._head(rows), **self._facts([end for _, end in choices])}
+    def whole(self, choices: Sequence[tuple[str, Whole]]) -> Body:
+        """Return the answer of a request without streaming, given for each choice what stands before the
+        answer, and that."""
+        rows = [
+            self._choice(index, before + answer.text, self._logprobs(before, answer), answer.end)
+            for index, (before, answer) in enumerate(choices)
+        ]
+        return {**self._head(rows), **self._facts([answer.end for _, answer in choices])}
 
-    def text(self, index: int, text: str) -> list[Body]:
-        """Return the chunks that add a text to a choice: none where it is empty."""
-        return [self._chunk([self._choice(index, text)])] if text else []
+    def text(self, index: int, text: str, logprobs: Body | None = None) -> list[Body]:
+        """Return the chunks that add to a choice: none where there is nothing to add."""
+        return [self._chunk([self._choice(index, text, logprobs)])] if text or logprobs else []
 
-    def chunks(self, index: int, event: Event) -> list[Body]:
-        """Return the chunks that tell of an event in the life of a choice."""
+    def chunks(self, index: int, event: Event, logprobs: TextLogprobs) -> list[Body]:
+        """Return the chunks that tell of an event in the life of a choice; `logprobs` is the choice's own."""
         match event:
             case Token():
-                return self.text(index, event.text)
+                told = None if event.logprob is None else logprobs.of([event.logprob])
+                return self.text(index, event.text, told)
             case Finished():
-                last = self._chunk([self._choice(index, "", event)])
+                last = self._chunk([self._choice(index, "", None, event)])
                 if self.prompts == 1 and not self.usage:
                     last["regrow"] = reuse_body(event.reuse)
                 return [*self.text(index, event.text), last]
@@ -54,11 +62,15 @@ class TextAnswer:
         usage: Body = {"usage": usage_body([end.usage for end in ends])}
         return {**usage, "regrow": reuse_body(ends[0].reuse)} if self.prompts == 1 else usage
 
-    def _choice(self, index: int, text: str, end: Finished | None = None) -> Body:
+    def _logprobs(self, before: str, answer: Whole) -> Body | None:
+        told = TextLogprobs(before, answer.prompt)
+        return told.of([*answer.prompt, *answer.tokens]) if self.logprobs else None
+
+    def _choice(self, index: int, text: str, logprobs: Body | None, end: Finished | None = None) -> Body:
         choice: Body = {
             "index": index,
             "text": text,
-            "logprobs": None,
+            "logprobs": logprobs,
             "finish_reason": None if end is None else end.reason,
         }
         if end is not None and self.prompts > 1:

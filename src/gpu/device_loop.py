@@ -10,13 +10,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Literal
 
 import torch
 
 from regrow.errors import DeviceFailed
+from regrow.gpu.logprobs import scores, scores_of
 from regrow.gpu.transfers import Fill, Save, Transfers
-from regrow.gpu.types import Chunk, LogitsMask, Row, Runner, Snapshot
+from regrow.gpu.types import Chunk, LogitsMask, Row, Runner, Scored, Snapshot, WantLogits
 from regrow.policy.keys import Keys
 from regrow.policy.request import SamplingParams, StopRules
 from regrow.policy.schedule import PendingRead, ScheduleState, after_chunk, after_step, next_work
@@ -32,6 +34,7 @@ class Job:
     """Read `chunks` of `ids` into `slot`, then draw an answer. Events carry `epoch` back.
 
     start: cells the slot holds already. snapshot_at: cuts at which to copy the running state.
+    prompt_logprobs: score each token of the prompt, with so many alternatives; `start` is then 0.
     """
 
     slot: int
@@ -45,6 +48,7 @@ class Job:
     stops: StopRules
     banned: frozenset[int] = frozenset()
     mask: LogitsMask | None = None
+    prompt_logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +95,25 @@ class Call:
 @dataclass(frozen=True, slots=True)
 class ChunkRead:
     """`slot` holds `position` tokens of its prompt now; a snapshot was taken there where one was wanted and
-    the state was finite."""
+    the state was finite. scores: where asked for, those of the prompt's tokens that are known since this
+    chunk: up to and with the one at `position`, where there is one to be fed yet."""
 
     slot: int
     epoch: int
     position: int
     seconds: float
     snapshot: Snapshot | None
+    scores: tuple[Scored, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDrawn:
+    """score: where the job's sampling asks for log-probabilities."""
+
     slot: int
     epoch: int
     token: int
+    score: Scored | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +327,9 @@ class DeviceLoop:
         start, stop = active.todo.popleft()
         begin = self._now()
         alone = len(job.ids) == 1
-        result = self.runner.read(Chunk(job.slot, start, job.ids[start:stop], want_logits=alone))
+        want: WantLogits = "last" if alone else "none" if job.prompt_logprobs is None else "all"
+        result = self.runner.read(Chunk(job.slot, start, job.ids[start:stop], want_logits=want))
+        told = _prompt_scores(job, start, stop, result.logits)
         snapshot = self.runner.snapshot(job.slot) if stop in active.snapshot_at else None
         seconds = self._last_s = self._now() - begin
         self._schedule = after_chunk(self._schedule, job.slot, seconds, self._decode_share)
@@ -328,7 +339,10 @@ class DeviceLoop:
             read_tokens=self.counters.read_tokens + stop - start,
             read_s=self.counters.read_s + seconds,
         )
-        self._events.append(ChunkRead(job.slot, job.epoch, stop, seconds, snapshot))
+        if told is None:
+            self._end(active, "non_finite")
+            return
+        self._events.append(ChunkRead(job.slot, job.epoch, stop, seconds, snapshot, told))
         if active.todo:
             return
         if alone:
@@ -336,7 +350,8 @@ class DeviceLoop:
             row = self._row(active, int(job.ids[-1]), 0)
             token = self.runner.sample(row, result.logits)
             self._join(active, -1 if token is None else token, 1)
-            self._drawn(active, () if token is None else (token,))
+            tokens = () if token is None else (token,)
+            self._drawn(active, tokens, scores_of(row, token, result.logits))
         else:
             self._join(active, int(job.ids[-1]), stop)
 
@@ -370,25 +385,26 @@ class DeviceLoop:
             drawn=self.counters.drawn + drawn,
             step_s=self.counters.step_s + seconds,
         )
-        for active, tokens in zip(decoding, result.tokens, strict=True):
+        for active, tokens, scored in zip(decoding, result.tokens, result.scores, strict=True):
             self.runner.commit(active.job.slot, max(len(tokens), 1))
-            self._drawn(active, tokens)
+            self._drawn(active, tokens, scored)
 
-    def _drawn(self, active: _Active, tokens: Sequence[int]) -> None:
-        """Give the drawn tokens to the request, up to the one that ends it."""
+    def _drawn(self, active: _Active, tokens: Sequence[int], scored: Sequence[Scored]) -> None:
+        """Give the drawn tokens, with their scores where there are any, to the request, up to the one that
+        ends it."""
         job, row = active.job, active.row
         assert row is not None
         if not tokens:
             self._end(active, "non_finite")
             return
-        for token in tokens:
+        for token, score in zip_longest(tokens, scored):
             if token in job.stops.token_ids:
                 self._end(active, "stop")
                 return
             active.answer.append(token)
             if job.mask is not None:
                 job.mask.accept(token)
-            self._events.append(TokenDrawn(job.slot, job.epoch, token))
+            self._events.append(TokenDrawn(job.slot, job.epoch, token, score))
             if active.guard.repeats(token):
                 self._end(active, "repeat")
                 return
@@ -429,3 +445,16 @@ class DeviceLoop:
             self._events.append(JobEnded(active.job.slot, active.job.epoch, "failed", 0))
         self._active.clear()
         self._schedule = ScheduleState()
+
+
+def _prompt_scores(job: Job, start: int, stop: int, logits: torch.Tensor | None) -> tuple[Scored, ...] | None:
+    """Return the scores that the chunk [start, stop) tells where they are asked for, else nothing: those of
+    the tokens after each of it, and the first one's of all, which has none. None where logits are not
+    finite."""
+    if job.prompt_logprobs is None:
+        return ()
+    assert logits is not None
+    if not bool(logits.isfinite().all()):
+        return None
+    first = (Scored(int(job.ids[0]), None),) if start == 0 else ()
+    return (*first, *scores(logits, job.ids[start + 1 : stop + 1].tolist(), job.prompt_logprobs))

@@ -38,11 +38,17 @@ class SlotModel:
             self._keep["logits_to_keep"] = 1
 
     def __call__(
-        self, cache: SlotCache, call: Call, tokens: torch.Tensor, positions: torch.Tensor
+        self,
+        cache: SlotCache,
+        call: Call,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        *,
+        every: bool = False,
     ) -> torch.Tensor:
         """Run `tokens`, ids [batch, n] or embeddings [batch, n, hidden], at `positions` [batch, n].
 
-        Returns the logits [batch, vocab] of each row's last token.
+        Returns the logits [batch, vocab] of each row's last token, or [batch, n, vocab] of `every` one.
         """
         experts = _DECODING_EXPERTS if isinstance(call, Decoding) else _READING_EXPERTS
         if self._has_experts and experts != self._experts:
@@ -50,6 +56,7 @@ class SlotModel:
             self._experts = experts
         cache.begin(call)
         name = "inputs_embeds" if tokens.is_floating_point() else "input_ids"
-        out = self._model(**{name: tokens}, position_ids=positions, cache=cache, **self._keep)
-        logits: torch.Tensor = out.logits[:, -1]
-        return logits
+        keep = {"use_cache": True} if every else self._keep
+        out = self._model(**{name: tokens}, position_ids=positions, cache=cache, **keep)
+        logits: torch.Tensor = out.logits
+        return logits if every else logits[:, -1]

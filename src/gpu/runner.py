@@ -15,6 +15,7 @@ from regrow.gpu.call import Decoding, Reading
 from regrow.gpu.copies import PieceCopy
 from regrow.gpu.digest import digest_slot
 from regrow.gpu.forward import SlotModel
+from regrow.gpu.logprobs import scores_of
 from regrow.gpu.probe import probe
 from regrow.gpu.sampling import draw
 from regrow.gpu.slot_cache import SlotCache
@@ -141,10 +142,14 @@ class ModelRunner:
         )
         self._state_at[slot] = _TORN
         logits = self._model(
-            self._cache, Reading(slot, start, n), tokens.to(device)[None], positions.to(device)[None]
+            self._cache,
+            Reading(slot, start, n),
+            tokens.to(device)[None],
+            positions.to(device)[None],
+            every=chunk.want_logits == "all",
         )
         self._length[slot] = self._state_at[slot] = start + n
-        return ReadResult(logits[0] if chunk.want_logits else None)
+        return ReadResult(None if chunk.want_logits == "none" else logits[0])
 
     def snapshot(self, slot: int) -> Snapshot | None:
         self._expect(slot not in self._joined, slot, "is joined")
@@ -167,8 +172,12 @@ class ModelRunner:
         return draw(row, logits)
 
     def step(self, rows: Sequence[Row]) -> StepResult:
-        tokens = [draw(row, logits) for row, logits in zip(rows, self.decode(rows), strict=True)]
-        return StepResult(tuple(() if token is None else (token,) for token in tokens))
+        logits = self.decode(rows)
+        drawn = [draw(row, own) for row, own in zip(rows, logits, strict=True)]
+        return StepResult(
+            tuple(() if token is None else (token,) for token in drawn),
+            tuple(scores_of(row, token, own) for row, token, own in zip(rows, drawn, logits, strict=True)),
+        )
 
     def decode(self, rows: Sequence[Row]) -> torch.Tensor:
         """Feed one token a row and return the logits [rows, vocab]; every joined slot takes part."""

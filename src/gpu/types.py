@@ -17,6 +17,7 @@ from regrow.policy.keys import Keys
 from regrow.policy.request import SamplingParams
 
 StateKind = Literal["conv", "recurrent"]
+WantLogits = Literal["none", "last", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,8 @@ class Chunk:
     """Tokens of one slot to be read in one piece: cells [start, start + n).
 
     ids: int64 [n]. positions: int64 [n], where a position is not the cell index (pictures); None means
-    start, start + 1, ... want_logits: also return the logits of the last token (a prompt of one token).
+    start, start + 1, ... want_logits: also return the logits of the last token (a prompt of one token), or
+    those of all (log-probabilities of the prompt).
     """
 
     slot: int
@@ -82,7 +84,7 @@ class Chunk:
     ids: Keys
     embeddings: torch.Tensor | None = None
     positions: npt.NDArray[np.int64] | None = None
-    want_logits: bool = False
+    want_logits: WantLogits = "none"
 
 
 class LogitsMask(Protocol):
@@ -115,16 +117,29 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """The log-probability of a token at its place, None at the start of a prompt, which nothing comes before;
+    `top` are (token, log-probability) of the most likely ones there, most likely first."""
+
+    token: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """Tokens drawn by one decode step: for row i, `tokens[i]` holds 1..k of them (more than one with
-    drafts), or none where its logits were not finite. The caller says with `commit` how many it keeps."""
+    drafts), or none where its logits were not finite. The caller says with `commit` how many it keeps.
+
+    scores: for each of `tokens[i]` its score where the row asks for log-probabilities, else nothing."""
 
     tokens: tuple[tuple[int, ...], ...]
+    scores: tuple[tuple[Scored, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """What a chunk gave: the logits [vocab] of its last token where wanted."""
+    """What a chunk gave where it was wanted: the logits [vocab] of its last token, or [n, vocab] of all."""
 
     logits: torch.Tensor | None = None
 

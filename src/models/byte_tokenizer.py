@@ -11,6 +11,8 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from regrow.models.token_bytes import byte_characters
+
 END_OF_TEXT, IM_START, IM_END = 256, 257, 258
 SPECIAL = {END_OF_TEXT: "<|endoftext|>", IM_START: "<|im_start|>", IM_END: "<|im_end|>"}
 
@@ -39,7 +41,7 @@ CHAT_TEMPLATE = """\
 
 def byte_tokenizer(vocab_size: int, context: int) -> PreTrainedTokenizerFast:
     """Return a tokenizer of `vocab_size` ids (259 at least) for models of `context` positions."""
-    pieces = list(islice(chain(_bytes(), SPECIAL.values(), _letter_groups()), vocab_size))
+    pieces = list(islice(chain(byte_characters(), SPECIAL.values(), _letter_groups()), vocab_size))
     core = Tokenizer(BPE({piece: i for i, piece in enumerate(pieces)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     core.decoder = decoders.ByteLevel()
@@ -54,18 +56,8 @@ def byte_tokenizer(vocab_size: int, context: int) -> PreTrainedTokenizerFast:
     )
 
 
-def _bytes() -> list[str]:
-    """Return the character that stands for each byte, in the order of the bytes.
-
-    Printable Latin-1 stands for itself; the other bytes take the characters from U+0100 on.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
-
-
 def _letter_groups() -> chain[str]:
-    space = _bytes()[ord(" ")]
+    space = byte_characters()[ord(" ")]
     return chain.from_iterable(
         (
             space * first + "".join(letters)

@@ -15,6 +15,7 @@ from regrow.errors import BadRequest
 from regrow.models.detokenize import Detokenizer, Spelling
 from regrow.models.render import Renderer
 from regrow.models.template import LearnedMarks, Message, learn_marks
+from regrow.models.token_bytes import TokenBytes
 from regrow.policy.keys import Keys, as_keys
 from regrow.policy.plan import MessageMarks
 
@@ -39,6 +40,7 @@ class ChatTokenizer:
         self._backend.no_padding()
         self._render = Renderer(tokenizer, chat_template)
         self._spelling = Spelling.of(self._backend)
+        self.token_bytes = TokenBytes(self._spelling)
         own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.eos_ids = frozenset([*own, *eos_ids])
         self.vocab_size: int = min(len(tokenizer), rows or len(tokenizer))

@@ -9,6 +9,7 @@ from regrow.policy.request import CacheUse
 
 MissReason = Literal[
     "cache off",
+    "log-probabilities",
     "nothing known",
     "other namespace",
     "no such beginning",
@@ -42,6 +43,12 @@ class Miss:
 
     reason: MissReason
     sentence: str
+
+
+READ_FOR_LOGPROBS = Miss(
+    "log-probabilities",
+    "The log-probabilities of the prompt are asked for, so all of it is read.",
+)
 
 
 def why(plan: ReadPlan, known: Known, reused: int, *, chunk: int, cache: CacheUse = "on") -> Miss | None:

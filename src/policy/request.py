@@ -6,11 +6,15 @@ from typing import Literal
 
 CacheUse = Literal["on", "off", "read-only"]
 Exactness = Literal["full", "cache", "off"]
+MOST_LOGPROBS = 20  # alternatives told at one place
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep everything.
+
+    logprobs: tell the log-probability of each token that is drawn, and those of so many of the most likely
+    ones; 0 tells that of the drawn one alone, None nothing. `gpu/logprobs.py` says of which distribution.
 
     seed: the request's own random stream; token i of the answer draws from (seed, i) alone, so a row's
     sample depends on nothing but its own request.
@@ -25,6 +29,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,8 @@ class GenerateRequest:
     max_tokens: None means what the context leaves. deadline_s: seconds from submission.
     stop: strings that end the answer and are not part of it. pin: index of the message at whose end a
     checkpoint is kept as long as the conversation is.
+    prompt_logprobs: as `sampling.logprobs`, for each token of the prompt; every one of them is then read, and
+    nothing is reused.
     """
 
     messages: Sequence[Mapping[str, object]] = ()
@@ -65,5 +72,6 @@ class GenerateRequest:
     cache: CacheUse = "on"
     cache_salt: str | None = None
     pin: int | None = None
+    prompt_logprobs: int | None = None
     priority: int = 0
     deadline_s: float | None = None

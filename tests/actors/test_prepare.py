@@ -10,7 +10,7 @@ from regrow.errors import BadRequest, ContextLengthExceeded
 from regrow.models.byte_tokenizer import IM_END, IM_START
 from regrow.policy.keys import Namespace
 from regrow.policy.plan import ChunkTable
-from regrow.policy.request import GenerateRequest
+from regrow.policy.request import GenerateRequest, SamplingParams
 from tests.world.engine import engine_in, runner_in
 from tests.world.loop import VirtualLoop, run_world
 from tests.world.tokenizer import VOCAB, world_tokenizer
@@ -74,6 +74,17 @@ def test_a_prompt_over_the_context_is_told_with_the_field_that_held_it(prepare: 
         with pytest.raises(ContextLengthExceeded) as caught:
             prepare(request)
         assert caught.value.param == field
+
+
+@pytest.mark.parametrize("asked", [-1, 21])
+def test_more_log_probabilities_than_the_device_tells_are_refused(prepare: Preparer, asked: int) -> None:
+    for request in (
+        GenerateRequest(prompt="hi", sampling=SamplingParams(logprobs=asked)),
+        GenerateRequest(prompt="hi", prompt_logprobs=asked),
+    ):
+        with pytest.raises(BadRequest, match="from 0 to 20") as caught:
+            prepare(request)
+        assert caught.value.param == "logprobs"
 
 
 class Watched(Sequence):

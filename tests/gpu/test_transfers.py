@@ -407,9 +407,9 @@ class Machine:
         self.until(TokenDrawn)
 
     def gaps(self, since: float) -> list[float]:
-        """The time from the end of each step since then to the beginning of the next one."""
-        begins = [at for at, call in self.calls if call[0] == "step" and at >= since]
-        return [b - a - self.runner.costs.step for a, b in pairwise(begins)]
+        """How long each step since then began after the end of the one before it."""
+        begins = [at for at, call in self.calls if call[0] == "step"]
+        return [b - a - self.runner.costs.step for a, b in pairwise(begins) if b >= since]
 
 
 CELLS = 2048

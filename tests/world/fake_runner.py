@@ -16,6 +16,7 @@ from typing import Literal
 
 import torch
 
+from regrow.gpu.logprobs import scores_of
 from regrow.gpu.types import (
     CellSpec,
     Chunk,
@@ -24,6 +25,7 @@ from regrow.gpu.types import (
     HostCells,
     ReadResult,
     Row,
+    Scored,
     Snapshot,
     StateSpec,
     StepResult,
@@ -157,6 +159,11 @@ class FakeRunner:
             hashed = _mix(hashed, answer[-1])
         return answer
 
+    def logits_after(self, keys: Keys) -> torch.Tensor:
+        """Return the logits [vocab] after these keys, whatever the slots hold; scripted ends are not in
+        them."""
+        return self._logits(hash_of(keys), None, drawn=0)
+
     def lease(self, slot: int, below: int) -> None:
         """From now on cells below this one must not be written, and the slot not be emptied."""
         self._slots[slot].leased = below
@@ -237,9 +244,14 @@ class FakeRunner:
         held.length += n
         cost = self.costs.of_chunk(chunk.start, n)
         self._act("read", slot, chunk.start, n, cost=cost, tears=(held,))
-        if not chunk.want_logits:
-            return ReadResult()
-        return ReadResult(self._logits(held.state.hash, held.state.hash, drawn=0))
+        match chunk.want_logits:
+            case "none":
+                return ReadResult()
+            case "last":
+                return ReadResult(self._logits(held.state.hash, held.state.hash, drawn=0))
+            case "all":
+                below = held.hashes[chunk.start : chunk.start + n]
+                return ReadResult(torch.stack([self._logits(hashed, None, drawn=0) for hashed in below]))
 
     def snapshot(self, slot: int) -> Snapshot | None:
         held = self._at_rest("snapshot", slot)
@@ -281,7 +293,8 @@ class FakeRunner:
             self._write(row.slot, row.token)
             self._slots[row.slot].fed = 1
         self._act("step", *slots, cost=self.costs.step, tears=[self._slots[slot] for slot in slots])
-        return StepResult(tuple(self._draw(row) for row in rows))
+        drawn = [self._draw(row) for row in rows]
+        return StepResult(tuple(tokens for tokens, _ in drawn), tuple(scored for _, scored in drawn))
 
     def commit(self, slot: int, n: int) -> None:
         held = self._joined("commit", slot)
@@ -319,11 +332,11 @@ class FakeRunner:
         held.hashes[at:] = [after]
         held.state = _State(at + 1, after)
 
-    def _draw(self, row: Row) -> tuple[int, ...]:
+    def _draw(self, row: Row) -> tuple[tuple[int, ...], tuple[Scored, ...]]:
         hashes = self._slots[row.slot].hashes
         logits = self._logits(hashes[row.length], hashes[row.length - row.counter], row.counter)
         token = self.sample(row, logits)
-        return () if token is None else (token,)
+        return () if token is None else (token,), scores_of(row, token, logits)
 
     def _choose(self, row: Row, logits: torch.Tensor) -> int:
         allowed = logits.clone()

@@ -102,7 +102,7 @@ def test_a_snapshot_has_the_bytes_that_the_geometry_says() -> None:
 
 def test_a_prompt_of_one_token_is_sampled_from_its_chunk(runner: FakeRunner) -> None:
     one = PROMPT[:1]
-    logits = runner.read(Chunk(0, 0, one, want_logits=True)).logits
+    logits = runner.read(Chunk(0, 0, one, want_logits="last")).logits
     assert logits is not None
     first = runner.sample(Row(0, int(one[0]), 0, GREEDY), logits)
     assert logits.shape == (512,)
@@ -136,7 +136,7 @@ def test_a_scripted_end_comes_after_so_many_tokens_at_any_temperature(runner: Fa
 
 def test_a_scripted_end_of_a_one_token_prompt_can_come_at_once(runner: FakeRunner) -> None:
     runner.answer_length(PROMPT[:1], 0)
-    logits = runner.read(Chunk(0, 0, PROMPT[:1], want_logits=True)).logits
+    logits = runner.read(Chunk(0, 0, PROMPT[:1], want_logits="last")).logits
     assert logits is not None
     assert runner.sample(Row(0, 0, 0, GREEDY), logits) == 2
 
@@ -152,7 +152,7 @@ def test_banned_tokens_and_masks_and_biases_hold() -> None:
             raise NotImplementedError
 
     runner = FakeRunner()
-    logits = runner.read(Chunk(0, 0, PROMPT, want_logits=True)).logits
+    logits = runner.read(Chunk(0, 0, PROMPT, want_logits="last")).logits
     assert logits is not None
     best = int(logits.argmax())
     banned = runner.sample(Row(0, 0, 0, GREEDY, banned=frozenset({best})), logits)
@@ -236,7 +236,7 @@ def test_numbers_are_not_finite_from_the_chosen_cell_on_and_once(runner: FakeRun
 
 def test_a_read_that_is_not_finite_gives_such_logits(runner: FakeRunner) -> None:
     runner.nan_at.add((0, 3))
-    logits = runner.read(Chunk(0, 0, PROMPT, want_logits=True)).logits
+    logits = runner.read(Chunk(0, 0, PROMPT, want_logits="last")).logits
     assert logits is not None
     assert runner.sample(Row(0, 0, 0, GREEDY), logits) is None
 
