@@ -7,6 +7,7 @@ uncommitted step moved is never taken for the state at the end of the cells.
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -20,8 +21,9 @@ from regrow.gpu.probe import probe
 from regrow.gpu.sampling import draw
 from regrow.gpu.slot_cache import SlotCache
 from regrow.gpu.types import Chunk, Digest, Geometry, HostCells, ReadResult, Row, Snapshot, StepResult
-from regrow.policy.request import Exactness
+from regrow.policy.request import Exactness, SamplingParams
 
+PROBE_TOKENS = 8
 _TORN = -1  # the place of a running state that belongs to no position
 
 
@@ -43,6 +45,10 @@ class ModelRunner:
         self._geometry, self._row_exact = probed.geometry, probed.row_exact
         self._context = context if isinstance(context, int) else context(self._geometry)
         self.reset()
+        if exact == "full" and self._row_exact:
+            with torch.inference_mode():
+                self._row_exact = self._rows_agree()
+            self.reset()
 
     @property
     def geometry(self) -> Geometry:
@@ -215,6 +221,22 @@ class ModelRunner:
         for row in rows:
             self._state_at[row.slot] = row.length + 1
         return logits[[row.slot - first for row in rows]]
+
+    def _rows_agree(self) -> bool:
+        """Say whether a step gives every row the same bits for the same tokens: some matrix kernels treat the
+        last rows of a batch in another way, and then an answer would depend on its slot."""
+        ids = np.arange(1, 1 + min(PROBE_TOKENS, self._context - 1))
+        rows = []
+        for slot in range(self._slots):
+            self.read(Chunk(slot, 0, ids))
+            self.join(slot)
+            rows.append(Row(slot, int(ids[-1]), len(ids), SamplingParams()))
+        logits = self.decode(rows)
+        for slot in range(self._slots):
+            self.leave(slot)
+            self._length[slot] = self._state_at[slot]
+        parts = {self.digest(slot).parts for slot in range(self._slots)}
+        return len(parts) == 1 and all(torch.equal(row, logits[0]) for row in logits)
 
     def _expect(self, holds: bool, slot: int, what: str) -> None:
         if not holds:
