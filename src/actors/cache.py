@@ -97,6 +97,10 @@ class CacheActor:
             case Down(name="engine"):
                 shelf.announce()
                 parking.announce()
+            case Down(name="roots"):
+                shelf.drop_roots()
+            case Down(name="device"):
+                parking.drop_unfinished()
             case Down(name, _):
                 shelf.forget_holder(HolderId("slot", int(name.removeprefix("slot-"))))
             case CacheStats():

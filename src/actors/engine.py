@@ -231,7 +231,7 @@ class Engine:
             "device",
             lambda: DeviceActor(loop, generations, self._threads, now, self.cache.tell),
             mailbox=MAILBOX,
-            watchers=(*names, "engine"),
+            watchers=(*names, "engine", "cache"),
         )
         spawn(
             "cache",
@@ -245,7 +245,7 @@ class Engine:
             ),
             [*names, "roots", "engine"],
         )
-        spawn("roots", lambda: RootActor(kept, settings.root_min, self.cache, now))
+        spawn("roots", lambda: RootActor(kept, settings.root_min, self.cache, now), ["cache"])
         for i, name in enumerate(names):
             spawn(name, functools.partial(self._slot, i, restarts[name], slot_wiring), ["engine", "cache"])
         spawn("engine", lambda: EngineActor(engine_wiring, registry), [*names, "cache"])

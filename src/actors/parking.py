@@ -145,6 +145,11 @@ class Parking:
             self._shelf.news.gone(name)
         self._shelf.forget_holder(name)
 
+    def drop_unfinished(self) -> None:
+        """Forget the conversations whose cells are not all here: what was to copy them is gone."""
+        for name in [name for name, kept in self.conversations.items() if not kept.whole]:
+            self.drop(name)
+
     def purge(self, prefixes: frozenset[bytes]) -> None:
         """Drop every conversation that shares one of these cuts."""
         for name, kept in list(self.conversations.items()):

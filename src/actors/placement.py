@@ -52,12 +52,13 @@ class KnownPrompt:
 
 @dataclass(slots=True)
 class _Given:
-    """What a slot was given to serve: the cuts that others may use, where its reading is, and the donor it
-    copies from."""
+    """What a slot was given to serve: the cuts that others may use, where its reading is, how many of its
+    cells the mount leaves, and the donor it copies from."""
 
     request: str
     cuts: tuple[CutHash, ...]
     position: int
+    leaves: int
     reading: bool = True
     donor: tuple[int, int] | None = None
 
@@ -128,6 +129,7 @@ class Placement:
             request,
             tuple(cut for cut in _cuts(prepared) if cut[0] <= public),
             candidate.position,
+            leaves=candidate.position if holder == HolderId("slot", slot) else 0,
             donor=(int(holder.key), candidate.position) if lent and holder is not None else None,
         )
         self._used[slot] = next(self._stamps)
@@ -206,10 +208,14 @@ class Placement:
 
     def _note(self, slot: int) -> None:
         """Bring the directory up to date with a slot's session and with what it was given to do."""
-        session = self.sessions.get(slot)
-        if session is not None:
-            busy = session.holder.busy or slot in self._given
-            self._directory.update(replace(session.holder, used=self._used.get(slot, 0), busy=busy))
+        session, given = self.sessions.get(slot), self._given.get(slot)
+        if session is None:
+            return
+        holder = replace(session.holder, used=self._used.get(slot, 0))
+        if given is not None and not holder.busy:  # the mount is to come: no source beyond what it leaves
+            cuts = tuple(cut for cut in holder.cuts if cut[0] <= given.leaves)
+            holder = replace(holder, length=min(holder.length, given.leaves), cuts=cuts, busy=True)
+        self._directory.update(holder)
 
     def _matches(self, prepared: Prepared, slots: Sequence[Holder]) -> Sequence[Match]:
         matches = self._directory.lookup(_cuts(prepared), self.exact)

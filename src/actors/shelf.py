@@ -224,6 +224,11 @@ class Shelf:
             self.news.gone(root_holder(prefix))
             self.forget_holder(root_holder(prefix))
 
+    def drop_roots(self) -> None:
+        """Nobody knows of these roots any more."""
+        for prefix in tuple(self.roots):
+            self.drop_root(prefix)
+
     def hold_root_cells(self, prefix: bytes) -> None:
         """Let a root hold the span of its cells where there is one, so that it outlives its holders (T2)."""
         span = self.spans.get((0, prefix))
