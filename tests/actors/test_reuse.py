@@ -5,7 +5,7 @@ import pytest
 from regrow.actors.events import Mounted, Placed, ReadProgress
 from regrow.actors.messages import DigestRequest
 from regrow.policy.request import CacheUse, Exactness
-from tests.actors.world import OTHER, SYSTEM, House, chat, in_house, raw, starts, system_end, text
+from tests.actors.world import OTHER, SYSTEM, House, chat, in_house, raw, starts, stranger, system_end, text
 from tests.world.engine import CHUNK
 
 
@@ -312,3 +312,20 @@ def test_the_events_of_a_resumed_prompt_begin_at_what_is_reused() -> None:
         assert all(p.reused == answer.reused < p.position for p in answer.of(ReadProgress))
 
     in_house(scenario, seeds=[0])
+
+
+@pytest.mark.parametrize("hybrid", [True, False], ids=["hybrid", "attention"])
+def test_a_slot_that_is_about_to_be_overwritten_is_no_source(hybrid: bool) -> None:
+    async def scenario(house: House) -> None:
+        parked = await house.ask(stranger(1))
+        await house.ask(chat("hi"))
+        await house.ask(stranger(2))
+        back = stranger(1, parked.text, "more")
+        runs = [await house.submit(request) for request in (back, chat("something else"))]
+        answers = [await house.ended(run) for run in runs]
+        assert [run.slot for run in runs] == [1, 0]
+        assert answers[0].end.reuse.source == "parked"
+        assert answers[0].tokens == house.truth(back)
+        assert answers[1].tokens == house.truth(chat("something else"))
+
+    in_house(scenario, hybrid=hybrid)

@@ -55,10 +55,10 @@ def chat(*contents: str, system: dict[str, str] | None = SYSTEM, **options: obje
     return replace(GenerateRequest(messages=messages, max_tokens=6), **cast(Any, options))
 
 
-def stranger(number: int, **options: object) -> GenerateRequest:
+def stranger(number: int, *contents: str, **options: object) -> GenerateRequest:
     """A chat under a system prompt of its own, so that it waits for nobody who reads the same (S6)."""
     content = f"You are number {number}, and nobody else. " * 8
-    return chat("hello", system={"role": "system", "content": content}, **options)
+    return chat("hello", *contents, system={"role": "system", "content": content}, **options)
 
 
 def raw(ids: Sequence[int], **options: object) -> GenerateRequest:
@@ -144,6 +144,7 @@ class House:
         self.world = world
         self.runner = runner
         self.engine = engine
+        self.crashed: set[str] = set()
         self.prefixes: dict[bytes, int] = {}  # what the fake calls each prefix that was ever submitted
 
     @property
@@ -197,6 +198,7 @@ class House:
 
     def crash(self, name: str) -> None:
         """Give an actor a message that it does not know."""
+        self.crashed.add(name)
         self.engine._system.ref(name).tell("a message that no actor knows")
 
     async def settled(self) -> None:
@@ -214,7 +216,6 @@ class House:
                 self._check_session(number)
         if not self.requests:
             self._check_cache()
-            assert not any(slot.joined for slot in self.runner._slots)
 
     def _check_session(self, number: int) -> None:
         """What an idle slot believes to hold is what its cells hold."""
@@ -251,7 +252,9 @@ class House:
         report = await self.engine.engine.ask(EngineStats(), 1)
         assert (report.waiting, report.running) == (0, 0)
         assert self.runner.counts == counts
-        assert not any(slot.copies for slot in self.runner._slots)
+        expected = self.crashed | ({"device"} if self.runner.faults else set())
+        assert {box.name for box in self.engine._system.statistics() if box.restarts} <= expected
+        assert not any(slot.copies or slot.joined for slot in self.runner._slots)
         assert all(span.cells and not span.pins for span in self.cache._shelf.spans.values())
         for parked in self.cache._parking.conversations.values():
             assert parked.whole
