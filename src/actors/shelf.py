@@ -329,10 +329,8 @@ class Shelf:
         if size > self.ledger.free and size - self.ledger.free <= self._evictable_bytes():
             while size > self.ledger.free:
                 units = list(self._evictions())
-                chosen = victims([unit for unit, _ in units], 1)
-                if not chosen:
-                    break
-                next(evict for unit, evict in units if unit.entry == chosen[0])()
+                (worst,) = victims([unit for unit, _ in units], 1)
+                next(evict for unit, evict in units if unit.entry == worst)()
                 self.evictions += 1
         if size > self.ledger.free:
             self.refusals += 1

@@ -113,11 +113,12 @@ class Store:
 
     budget: int = 10_000
     root_cells: bool = True
+    life: int = 0
     told: Told = field(default_factory=Told)
     copying: dict[HolderId, tuple[Talk, tuple[Range, ...]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.shelf = Shelf(self.budget, root_cells=self.root_cells)
+        self.shelf = Shelf(self.budget, self.life, root_cells=self.root_cells)
         self.parking = Parking(self.shelf, CELL)
         self._clock = itertools.count(1.0)
 

@@ -4,7 +4,7 @@ is new, stored once where they are equal (K1 to K4), and roots that outlive them
 import pytest
 
 from regrow.policy.directory import HolderId
-from tests.actors.kept import CELL, KEY, ROOT, STATE, TURN, Store, Talk, holds, slot
+from tests.actors.kept import CELL, KEY, ROOT, STATE, TURN, Store, Talk, copy_of, holds, slot
 
 CHAT = Talk(0, (1, 2, 3))
 ALL_ENDS = tuple(range(ROOT, 200, TURN))
@@ -446,3 +446,45 @@ def test_s8_a_parked_conversation_keeps_its_states_and_shares_them() -> None:
     store.parking.drop(name)
     store.check()
     assert store.told.states == {CHAT.prefix(ROOT)}
+
+
+def test_what_an_earlier_life_of_the_cache_was_owed_is_nobodys() -> None:
+    earlier, later = Store(life=0), Store(life=1)
+    old, new = earlier.park(0, CHAT), later.park(0, Talk(1, (1, 2, 3)))
+    assert old is not None
+    assert new is not None
+    assert old[0] != new[0]
+    later.parking.parked(old[0], tuple(copy_of(CHAT, start, stop) for start, stop in old[1]))
+    later.parking.repay(old[0], slot(0))
+    later.parking.repay(HolderId("root", CHAT.prefix(ROOT).hex()), None)
+    later.check()
+    assert later.told.kept == {}
+    later.copied(new[0])
+    assert lent(later, new[0], Talk(1, (1, 2, 3)), CHAT.length)
+
+
+def test_purging_drops_a_root_whose_cells_share_a_cut_though_it_ends_elsewhere() -> None:
+    store = Store()
+    long_root = Talk(0, (1,))
+    store.shelf.add_root(long_root.end, long_root.length)
+    store.parking.drop(store.keep(0, CHAT, edges=(ROOT, long_root.length)))
+    store.check()
+    assert store.told.kept == {HolderId("root", long_root.end.hex()): long_root.length}
+    store.parking.purge(frozenset([CHAT.prefix(ROOT)]))
+    store.check()
+    assert store.told.kept == {}
+    assert store.used == 0
+
+
+def test_forgetting_all_forgets_what_slots_keep_for_their_next_park() -> None:
+    store = Store()
+    name = store.keep(0, CHAT)
+    store.lend(name, CHAT.length)
+    store.parking.repay(name, slot(1))
+    assert store.used == CHAT.length * CELL
+    store.shelf.forget_all()
+    store.check()
+    assert store.used == 0
+    granted = store.park(1, CHAT)
+    assert granted is not None
+    assert granted[1] == ((0, ROOT), (ROOT, CHAT.length))
