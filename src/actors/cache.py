@@ -86,12 +86,11 @@ class CacheActor:
             case Repay(holder, taker):
                 parking.repay(holder, taker)
             case AddRoot(prefix, position):
-                shelf.add_root(prefix, position)
+                parking.add_root(prefix, position)
             case DropRoot(prefix):
                 shelf.drop_root(prefix)
             case Purge(prefixes):
                 parking.purge(prefixes)
-                shelf.purge(prefixes)
             case Forget(root):
                 return self._forget(root)
             case Down(name="engine"):
@@ -133,6 +132,7 @@ class CacheActor:
 
     def _report(self) -> CacheReport:
         shelf, now = self._shelf, self._now()
+        exclusive = shelf.exclusive_bytes()
         return CacheReport(
             budget=shelf.ledger.budget,
             used=shelf.bytes_by_kind(),
@@ -144,7 +144,7 @@ class CacheActor:
                 ParkedReport(
                     f"parked-{name.key}",
                     kept.holder.length,
-                    shelf.exclusive_bytes(name) + shelf.ledger.size(kept.lease),
+                    exclusive[name],
                     now - kept.parked_at,
                     kept.uses,
                 )

@@ -3,11 +3,12 @@
 Two kinds of things lie on it. *States*: running states by the prefix hash at their position, one for each
 prefix however many hold it. *Spans*: cells [start, stop) in host memory, named by start and the prefix hash
 at stop, so that equal spans of two conversations are stored once (K4). Who needs a state or a span is its set
-of holders: a slot, a parked conversation (`parking.py`), a root. What nobody holds is gone at once.
+of holders: a slot, a parked conversation (`parking.py`), a root. What nobody holds or uses is gone at once.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -26,7 +27,7 @@ def root_holder(prefix: bytes) -> HolderId:
     return HolderId("root", prefix.hex())
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class State:
     """A running state; `saved` tokens need not be read where it is used."""
 
@@ -39,16 +40,22 @@ class State:
     holders: set[HolderId] = field(default_factory=set)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Span:
-    """Cells in host memory; `cells` is None while the copy is on its way."""
+    """Cells in host memory; `cells` is None while the copy is on its way. prefix: the hash at `stop`. pins:
+    uses of it now, the copy on its way among them."""
 
     lease: int
     start: int
     stop: int
+    prefix: bytes
     cells: HostCells | None = None
     pins: int = 0
     holders: set[HolderId] = field(default_factory=set)
+
+    @property
+    def key(self) -> SpanKey:
+        return self.start, self.prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,21 +125,28 @@ class News:
 class Shelf:
     """All sizes in bytes. Nothing here waits or talks; `news` says what there is to tell.
 
-    other_evictions: what else may be evicted, beside what lies here. life: of the actor that owns it.
-    root_cells: a root may hold cells of its own.
+    keys: the leases of what a parked conversation holds beside states and spans. guarded: the conversations
+    and roots that may not be evicted now. other_evictions: what else may be evicted, beside what lies here.
+    life: of the actor that owns it. root_cells: a root may hold cells of its own; `roots_cells` says which.
     """
 
     def __init__(self, budget: int, life: int = 0, *, root_cells: bool = True) -> None:
-        self._root_cells = root_cells
+        self.life = life
+        self.root_cells = root_cells
         self.ledger = Ledger(budget, last=life << 32)
         self.news = News()
         self.states: dict[bytes, State] = {}
         self.spans: dict[SpanKey, Span] = {}
         self.roots: dict[bytes, int] = {}
+        self.roots_cells: dict[bytes, tuple[SpanKey, ...]] = {}
+        self.keys: dict[HolderId, int] = {}
+        self.guarded: set[HolderId] = set()
         self.leases: dict[int, HolderId] = {}  # reserved for a state that is not there yet
         self.other_evictions: Callable[[], Evictions] = lambda: iter(())
         self.evictions = 0
         self.refusals = 0
+        self._withdrawn: list[Span] = []
+        self._orphaned_pins: Counter[bytes] = Counter()  # uses of states that are not there any more
         self._clock = itertools.count(1)
 
     def stamp(self) -> int:
@@ -188,7 +202,9 @@ class Shelf:
         return state.snapshot
 
     def unpin(self, prefix: bytes) -> None:
-        if prefix in self.states:
+        if self._orphaned_pins[prefix]:
+            self._orphaned_pins[prefix] -= 1
+        elif prefix in self.states and self.states[prefix].pins:
             self.states[prefix].pins -= 1
             self._sweep_state(prefix)
 
@@ -201,26 +217,29 @@ class Shelf:
 
     def let_go_spans(self, holder: HolderId, above: int = 0) -> None:
         """`holder` needs no span that ends above `above` any longer."""
-        for key, span in list(self.spans.items()):
+        for span in list(self.spans.values()):
             if holder in span.holders and span.stop > above:
                 span.holders.discard(holder)
-                self.sweep_span(key)
+                self.sweep_span(span)
 
     def forget_holder(self, holder: HolderId) -> None:
         """What only `holder` needs goes, with the leases it has not filled."""
         self.give_back([lease for lease, owner in self.leases.items() if owner == holder])
         self.let_go(holder, [p for p, state in self.states.items() if holder in state.holders])
         self.let_go_spans(holder)
+        if holder in self.keys:
+            self.ledger.release(self.keys.pop(holder))
 
     def add_root(self, prefix: bytes, position: int) -> None:
-        """A root is kept from now on: its state, and its cells where there is a span of exactly them."""
+        """A root is kept from now on, with its state."""
         self.roots[prefix] = position
         if prefix in self.states:
             self.states[prefix].holders.add(root_holder(prefix))
-        self.hold_root_cells(prefix)
 
     def drop_root(self, prefix: bytes) -> None:
         if self.roots.pop(prefix, None) is not None:
+            self.roots_cells.pop(prefix, None)
+            self.guarded.discard(root_holder(prefix))
             self.news.gone(root_holder(prefix))
             self.forget_holder(root_holder(prefix))
 
@@ -229,31 +248,54 @@ class Shelf:
         for prefix in tuple(self.roots):
             self.drop_root(prefix)
 
-    def hold_root_cells(self, prefix: bytes) -> None:
-        """Let a root hold the span of its cells where there is one, so that it outlives its holders (T2)."""
-        span = self.spans.get((0, prefix))
-        if self._root_cells and prefix in self.roots and span is not None and span.cells is not None:
-            span.holders.add(root_holder(prefix))
-            cut = ((span.stop, prefix),)
-            self.news.kept(
-                Kept(Holder(root_holder(prefix), span.stop, cut, span.stop, span.stop, self.stamp()))
-            )
+    def lacks_cells(self, prefix: bytes) -> bool:
+        """Say whether this is a root that should have cells of its own, and has none."""
+        return self.root_cells and prefix in self.roots and prefix not in self.roots_cells
+
+    def hold_root_cells(self, prefix: bytes, spans: Sequence[SpanKey]) -> None:
+        """Let a root hold its cells, contiguous `spans`, so that it outlives its holders (T2)."""
+        self.roots_cells[prefix] = tuple(spans)
+        for key in spans:
+            self.spans[key].holders.add(root_holder(prefix))
+        self._tell_root(prefix)
 
     def evict_state(self, prefix: bytes) -> None:
-        """Drop a state although it is held, and the root that it is; its holders are told."""
+        """Drop a state although it is held; its holders are told. A root without it is none."""
         state = self.states.pop(prefix)
+        if state.pins:
+            self._orphaned_pins[prefix] += state.pins
         self.ledger.release(state.lease)
         self.news.state_removed(prefix)
         for holder in state.holders:
             self.news.evicted(holder, prefix)
         self.drop_root(prefix)
 
-    def purge(self, prefixes: frozenset[bytes]) -> None:
-        """Drop the roots and states of these prefixes, held or not."""
+    def evict_root(self, prefix: bytes) -> None:
+        self.news.evicted(root_holder(prefix), prefix)
+        self.drop_root(prefix)
+
+    def purge(self, prefixes: frozenset[bytes], spans: Iterable[SpanKey] = ()) -> None:
+        """Drop the roots and states of these prefixes, held or not, the spans that end there, and those of
+        `spans` that only slots hold: from now on nobody finds them."""
         for prefix in prefixes & self.roots.keys():
             self.evict_root(prefix)
         for prefix in prefixes & self.states.keys():
             self.evict_state(prefix)
+        doomed = [span for span in self.spans.values() if span.prefix in prefixes]
+        doomed += [s for key in spans if (s := self.spans.get(key)) and _for_slots_only(s)]
+        for prefix, keys in list(self.roots_cells.items()):
+            if not {span.key for span in doomed}.isdisjoint(keys):
+                self.evict_root(prefix)
+        for span in doomed:
+            self.withdraw(span)
+
+    def withdraw(self, span: Span) -> None:
+        """Let nobody find a span any more; its bytes count until its last use has ended."""
+        if self.spans.get(span.key) is span:
+            del self.spans[span.key]
+            span.holders.clear()
+            self._withdrawn.append(span)
+            self.sweep_span(span)
 
     def forget_all(self) -> int:
         """Drop every root and every state that is not pinned; return how many."""
@@ -263,34 +305,37 @@ class Shelf:
         for prefix in states:
             if prefix in self.states:
                 self.evict_state(prefix)
+        for span in [s for s in self.spans.values() if _for_slots_only(s) and not s.pins]:
+            self._drop_span(span)
         return len(roots) + len(states)
 
     def bytes_by_kind(self) -> dict[Kind, int]:
         """Return the leased bytes by kind; a span that only roots hold counts as theirs (T3)."""
         kinds = dict(self.ledger.by_kind)
         for span in self.spans.values():
-            if all(holder.kind == "root" for holder in span.holders):
+            if span.holders and all(holder.kind == "root" for holder in span.holders):
                 size = self.ledger.size(span.lease)
                 kinds["parked"] -= size
                 kinds["root"] += size
         return kinds
 
-    def sweep_span(self, key: SpanKey) -> None:
-        """Drop a span that nobody holds."""
-        span = self.spans[key]
-        if not span.holders and not span.pins:
-            del self.spans[key]
-            self.ledger.release(span.lease)
+    def sweep_span(self, span: Span) -> None:
+        """Drop a span that nobody holds or uses."""
+        if span.holders or span.pins:
+            return
+        self.ledger.release(span.lease)
+        if self.spans.get(span.key) is span:
+            del self.spans[span.key]
+        else:
+            self._withdrawn.remove(span)
 
     def make_room(self, size: int) -> bool:
         """Evict what is worth least until `size` bytes are free; nothing where that cannot be (B1, B2)."""
         if size > self.ledger.free and size - self.ledger.free <= self._evictable_bytes():
             while size > self.ledger.free:
                 units = list(self._evictions())
-                chosen = victims([unit for unit, _ in units], 1)
-                if not chosen:
-                    break
-                next(evict for unit, evict in units if unit.entry == chosen[0])()
+                (worst,) = victims([unit for unit, _ in units], 1)
+                next(evict for unit, evict in units if unit.entry == worst)()
                 self.evictions += 1
         if size > self.ledger.free:
             self.refusals += 1
@@ -301,11 +346,11 @@ class Shelf:
         """Have everything told anew, to an engine that knows nothing."""
         for prefix in self.states:
             self.news.state_added(prefix)
-        for prefix in self.roots:
-            self.hold_root_cells(prefix)
+        for prefix in self.roots_cells:
+            self._tell_root(prefix)
 
     def check_integrity(self) -> None:
-        """Assert that every state and span is held, and no larger than its lease (B1)."""
+        """Assert that every state and span is held or in use, and that the ledger is the sum of them (B1)."""
         for state in self.states.values():
             assert state.pins >= 0
             assert state.holders or state.pins
@@ -313,45 +358,51 @@ class Shelf:
         for key, span in self.spans.items():
             assert span.pins >= 0
             assert span.holders or span.pins
-            assert key[0] == span.start < span.stop
+            assert key == span.key
+            assert span.start < span.stop
             assert span.cells is None or span.cells.nbytes == self.ledger.size(span.lease)
-
-    def leased(self) -> int:
-        """Return the bytes of what lies here and of the leases for states to come."""
+        assert all(span.pins for span in self._withdrawn)
         leases = [state.lease for state in self.states.values()]
-        leases += [span.lease for span in self.spans.values()]
-        return sum(self.ledger.size(lease) for lease in [*leases, *self.leases])
+        leases += [span.lease for span in (*self.spans.values(), *self._withdrawn)]
+        leases += [*self.keys.values(), *self.leases]
+        assert sum(map(self.ledger.size, leases)) == self.ledger.used <= self.ledger.budget
 
-    def exclusive_bytes(self, holder: HolderId) -> int:
-        """Return the bytes that would be free if `holder` let go of everything."""
-        states = [s.lease for s in self.states.values() if s.holders == {holder} and not s.pins]
-        spans = [s.lease for s in self.spans.values() if s.holders == {holder} and not s.pins]
-        return sum(self.ledger.size(lease) for lease in states + spans)
+    def exclusive_bytes(self) -> Counter[HolderId]:
+        """Return the bytes that would be free if a holder let go of everything."""
+        exclusive = Counter({holder: self.ledger.size(lease) for holder, lease in self.keys.items()})
+        everything: list[State | Span] = [*self.states.values(), *self.spans.values()]
+        for kept in everything:
+            if len(kept.holders) == 1 and not kept.pins:
+                exclusive[next(iter(kept.holders))] += self.ledger.size(kept.lease)
+        return exclusive
+
+    def _fixed(self) -> set[HolderId]:
+        """Return who may not be evicted now: what is guarded, and roots whose state is in use (B2)."""
+        roots = {root_holder(p) for p in self.roots if p in self.states and self.states[p].pins}
+        return self.guarded | roots
 
     def _evictable_bytes(self) -> int:
-        free = [s.lease for s in self.states.values() if not s.pins]
-        free += [s.lease for s in self.spans.values() if not s.pins and s.cells is not None]
-        return sum(self.ledger.size(lease) for lease in free)
+        fixed = self._fixed()
+        leases = [s.lease for p, s in self.states.items() if not s.pins and root_holder(p) not in fixed]
+        leases += [s.lease for s in self.spans.values() if not s.pins and s.holders.isdisjoint(fixed)]
+        leases += [lease for holder, lease in self.keys.items() if holder not in fixed]
+        return sum(map(self.ledger.size, leases))
 
     def _evictions(self) -> Evictions:
-        """What may go, one unit at a time: spans that only a slot still holds, states, roots, and the
-        rest."""
-        number = itertools.count()
-        kept_for_slots: dict[HolderId, int] = {}
+        """What may go, one unit at a time: spans that only slots still hold, states, roots, and the rest."""
+        number, fixed, exclusive = itertools.count(), self._fixed(), self.exclusive_bytes()
         for span in self.spans.values():
-            if len(span.holders) == 1 and next(iter(span.holders)).kind == "slot" and not span.pins:
-                holder = next(iter(span.holders))
-                kept_for_slots[holder] = kept_for_slots.get(holder, 0) + self.ledger.size(span.lease)
-        for holder, size in kept_for_slots.items():
-            yield Evictable(next(number), size, 0, 0, 0), partial(self.let_go_spans, holder)
+            if _for_slots_only(span) and not span.pins:
+                unit = Evictable(next(number), self.ledger.size(span.lease), 0, 0, 0)
+                yield unit, partial(self._drop_span, span)
         for prefix, state in self.states.items():
-            if not state.pins:
+            if not state.pins and root_holder(prefix) not in fixed:
                 size = self.ledger.size(state.lease)
                 unit = Evictable(next(number), size, state.saved, state.used, state.uses)
                 yield unit, partial(self.evict_state, prefix)
         for prefix, position in self.roots.items():
-            size = self.exclusive_bytes(root_holder(prefix))
-            if size:
+            if root_holder(prefix) not in fixed:
+                size = max(exclusive[root_holder(prefix)], 1)
                 unit = Evictable(next(number), size, position, self._root_used(prefix), 1)
                 yield unit, partial(self.evict_root, prefix)
         for unit, evict in self.other_evictions():
@@ -360,9 +411,13 @@ class Shelf:
     def _root_used(self, prefix: bytes) -> int:
         return self.states[prefix].used if prefix in self.states else 0
 
-    def evict_root(self, prefix: bytes) -> None:
-        self.news.evicted(root_holder(prefix), prefix)
-        self.drop_root(prefix)
+    def _tell_root(self, prefix: bytes) -> None:
+        position, name = self.roots[prefix], root_holder(prefix)
+        self.news.kept(Kept(Holder(name, position, ((position, prefix),), position, position, self.stamp())))
+
+    def _drop_span(self, span: Span) -> None:
+        span.holders.clear()
+        self.sweep_span(span)
 
     def _touch(self, state: State) -> None:
         state.used = self.stamp()
@@ -374,3 +429,8 @@ class Shelf:
             del self.states[prefix]
             self.ledger.release(state.lease)
             self.news.state_removed(prefix)
+
+
+def _for_slots_only(span: Span) -> bool:
+    """Say whether nobody but slots would miss a span, at their next park (K3)."""
+    return all(holder.kind == "slot" for holder in span.holders)

@@ -16,7 +16,14 @@ from regrow.gpu.lazy_mask import LazyMask, lazy_mask
 
 NAME = "regrow"
 
-_UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+_WITHOUT_EFFECT = {  # here: no training, and a sliding window is in the mask
+    "dropout",
+    "output_attentions",
+    "output_router_logits",
+    "position_ids",
+    "sliding_window",
+    "use_cache",
+}
 
 
 def attend_chunk(
@@ -101,15 +108,21 @@ def attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     is_causal: bool | None = None,
+    indices: torch.Tensor | None = None,
     **kwargs: object,
 ) -> tuple[torch.Tensor, None]:
     """The attention interface of `transformers`: returns ([batch, n, heads, value_dim], no weights).
 
+    indices: int [batch, n, k], the only cells that each query may attend to (sparse attention).
     Raises NotImplementedError for what it would otherwise leave out silently.
     """
-    left_out = [name for name in _UNSUPPORTED if kwargs.get(name) is not None]
+    left_out = [name for name, value in kwargs.items() if value is not None and name not in _WITHOUT_EFFECT]
     if left_out or is_causal is False:
         raise NotImplementedError(f"attention with {', '.join(left_out) or 'is_causal=False'} is not served")
+    if indices is not None:
+        assert attention_mask is not None
+        chosen = torch.zeros_like(attention_mask, dtype=torch.bool)
+        attention_mask = attention_mask & chosen.scatter_(-1, indices[:, None].long(), True)
     intact = marked(key) is not None and marked(value) is not None
     call = marked(key) or (attention_mask.call if isinstance(attention_mask, LazyMask) else None)
     if call is None:

@@ -27,6 +27,9 @@ class SlotLayer:
         self._cache = cache
         self._index = index
 
+    def __reduce__(self) -> str:
+        raise NotImplementedError("layers of the cache are views of the arenas and cannot be copied")
+
     def write_cells(self, name: str, new: torch.Tensor) -> torch.Tensor:
         """Store cells `new` [batch, heads, n, dim] and return all cells up to the longest row's end."""
         call = self._cache.call

@@ -114,7 +114,8 @@ class Transfers:
                     self._advance(copying, math.inf)
 
     def advance(self, urgent_s: float, background_s: float) -> None:
-        """Let each kind of copy go on for about so many seconds, oldest first; what it waits for before it."""
+        """Let each kind of copy go on for about so many seconds, oldest first; what it waits for before
+        it."""
         for urgent, seconds in ((True, urgent_s), (False, background_s)):
             oldest = next((c for c in self._active if c.urgent is urgent), None)
             if oldest is not None:

@@ -21,7 +21,7 @@ STEP = 16
 LONG = 2000  # characters above which a result is shortened
 EDGE = 600  # characters that stay at each end of a command's output, in whole lines where there are any
 RUNNING = 0.8  # the part of the lines that must count up by one for a text to be a numbered file
-SAMPLE = 200  # lines that are looked at for that
+SAMPLE = 40  # lines that are looked at for that
 NUMBERED = re.compile(r"\s*(\d+)(?:→|\t|\s?\|| ?: )")
 
 

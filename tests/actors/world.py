@@ -256,9 +256,8 @@ class House:
         assert {box.name for box in self.engine._system.statistics() if box.restarts} <= expected
         assert not any(slot.copies or slot.joined for slot in self.runner._slots)
         assert all(span.cells and not span.pins for span in self.cache._shelf.spans.values())
-        for parked in self.cache._parking.conversations.values():
-            assert parked.whole
-            assert not parked.guards
+        assert all(parked.whole for parked in self.cache._parking.conversations.values())
+        assert not self.cache._shelf.guarded
 
 
 @asynccontextmanager
