@@ -6,7 +6,9 @@ a text that is shortened again is written again.
 
 import os
 import re
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 DIRECTORY = "originals"
@@ -20,6 +22,7 @@ class Originals:
     def __init__(self, directory: Path | None, limit_bytes: int = LIMIT_BYTES) -> None:
         self._directory = None if directory is None else directory / DIRECTORY
         self._limit = limit_bytes
+        self._lock = threading.Lock()
         if self._directory is not None:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._bytes = sum(size for _, size, _ in self._files())
@@ -28,17 +31,15 @@ class Originals:
         """Write the texts that are not there yet, each to a temporary file that is renamed."""
         if self._directory is None:
             return
-        for name, text in texts.items():
-            path = self._directory / name
-            if path.exists():
-                continue
-            data = text.encode(errors="surrogatepass")
-            part = path.with_name(f".{name}.{os.getpid()}")
-            part.write_bytes(data)
-            part.replace(path)
-            self._bytes += len(data)
-        if self._bytes > self._limit:
-            self._shrink()
+        with self._lock:
+            for name, text in texts.items():
+                path = self._directory / name
+                if not path.exists():
+                    part = path.with_name(f".{name}.{os.getpid()}")
+                    self._bytes += part.write_bytes(text.encode(errors="surrogatepass"))
+                    part.replace(path)
+            if self._bytes > self._limit:
+                self._shrink()
 
     def get(self, name: str) -> str | None:
         """Return an original; None where there is none of that name."""
@@ -60,5 +61,9 @@ class Originals:
     def _files(self) -> list[tuple[float, int, Path]]:
         if self._directory is None:
             return []
-        found = [(path, path.stat()) for path in self._directory.iterdir()]
-        return [(stat.st_mtime, stat.st_size, path) for path, stat in found]
+        found = []
+        for path in self._directory.iterdir():
+            with suppress(FileNotFoundError):  # another relay shrinks it
+                stat = path.stat()
+                found.append((stat.st_mtime, stat.st_size, path))
+        return found

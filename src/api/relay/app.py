@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import msgspec
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from regrow.api.access import access
 from regrow.api.guard import guard
@@ -68,10 +69,7 @@ class Relay:
 
     async def metrics(self, _: web.Request) -> web.Response:
         """GET /metrics"""
-        return web.Response(
-            body=self.counts.exposition(),
-            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
-        )
+        return web.Response(body=self.counts.exposition(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def original(self, request: web.Request) -> web.Response:
         """GET /relay/original/{hash}"""

@@ -40,19 +40,19 @@ class Counts:
     def broke(self, when: str) -> None:
         self._broken.labels(when).inc()
 
-    def billed(self, tokens: Tokens | None, price: Price | None, removed: float) -> None:
+    def billed(self, tokens: Tokens, price: Price | None, removed: float) -> None:
         """Count one response's usage. removed: tokens that its prompt was sent without."""
-        self._removed.inc(removed)
-        if tokens is None:
-            self._unmeasured.inc()
-            return
         for kind in KINDS:
             self._tokens.labels(kind).inc(getattr(tokens, kind))
+        self._removed.inc(removed)
         if price is None:
             self._unpriced.inc()
             return
         self._cost.inc(price.cost(tokens))
         self._saved.inc(price.saved(removed, tokens))
+
+    def unmeasured(self) -> None:
+        self._unmeasured.inc()
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus's text format."""

@@ -24,6 +24,7 @@ from regrow.policy.cold_prefix import (
     is_cold,
     latches_of,
     prune_decision,
+    repack_decision,
     settle,
 )
 from regrow.policy.history import Message, prune
@@ -46,7 +47,6 @@ class Considered:
     body: bytes
     changed: bool = False
     decision: Decision = "unreadable"
-    attribution: Attribution | None = None
     removed: float = 0.0
     price: Price | None = None
     opening: str | None = None
@@ -90,9 +90,7 @@ class Decider:
             return Considered(body)
         attribution = self._attribute(turn)
         decision, messages = self._decide(turn, price)
-        considered = Considered(
-            body, False, decision, attribution, price=price, opening=turn.opening, key=turn.key
-        )
+        considered = Considered(body, False, decision, 0.0, price, turn.opening, turn.key)
         if messages is not turn.messages:
             short = read.with_messages(messages)
             removed = len(read.text) - len(short)
@@ -120,8 +118,8 @@ class Decider:
             with self._lock:
                 if sent := self._sent.get(considered.opening):
                     self._sent[considered.opening] = replace(sent, touched=self._now())
-        removed = considered.removed * tokens.prompt if tokens else 0.0
-        self._counts.billed(tokens, considered.price, removed)
+        if tokens is not None:
+            self._counts.billed(tokens, considered.price, considered.removed * tokens.prompt)
 
     def _attribute(self, turn: Turn) -> Attribution:
         now = self._now()
@@ -141,8 +139,12 @@ class Decider:
         key = turn.key
 
         def step(book: Book, now: float) -> tuple[tuple[Decision, list[tuple[int, int]]], Book]:
-            cold = self._repack_cold and is_cold(book, turn, now, self._rules, price.minimum if price else 0)
-            repack, book = settle(book, turn, cold, now)
+            limits = (self._rules, price.minimum if price else 0)
+            cold = self._repack_cold and is_cold(book, turn, now, *limits)
+            if self._repack_cold:
+                repack, book = repack_decision(book, turn, now, *limits)
+            else:
+                repack, book = settle(book, turn, False, now)
             if self._prune:
                 book = prune_decision(book, turn, now)
             held = latches_of(book[key].latches, turn)

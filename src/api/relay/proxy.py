@@ -126,13 +126,16 @@ class Proxy:
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 return self._unreachable(request, error)
             async with upstream:
-                if considered is not None:
+                if considered is not None and upstream.status < 300:
                     coding = upstream.headers.get("Content-Encoding", "")
                     usage = UsageReader(upstream.content_type, coding)
                 return await self._answer(request, upstream, usage)
         finally:
             if considered is not None:
-                self._decider.finished(considered, usage.tokens if usage else None)
+                tokens = usage.tokens if usage else None
+                if usage and tokens is None:
+                    self._counts.unmeasured()
+                self._decider.finished(considered, tokens)
 
     async def _answer(
         self, request: web.Request, upstream: aiohttp.ClientResponse, usage: UsageReader | None

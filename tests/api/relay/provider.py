@@ -12,7 +12,7 @@ longer one may live, as a part of the TTL: drawn for each use, so that only a ma
 import hashlib
 import itertools
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -68,8 +68,9 @@ class Cache:
     entries: dict[bytes, float] = field(default_factory=dict)
     known: dict[bytes, list[Block]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.random = random.Random(self.seed)
+    def copy(self) -> "Cache":
+        """Return another account's cache that has seen the same requests."""
+        return replace(self, entries=dict(self.entries))
 
     def bill(self, body: bytes, now: float, ended: float | None = None) -> Bill:
         """Bill a request that came at `now`; its use of the cache lasts until `ended`."""
@@ -77,21 +78,20 @@ class Cache:
         marked = [i for i, block in enumerate(blocks) if block.marker]
         if not marked:
             return Bill(fresh=places[-1][1])
-        found = max((self._found(places, i, now) for i in marked), default=-1)
-        read = places[found][1] if found >= 0 else 0
-        written = {"5m": 0, "1h": 0}
-        reach = read
-        for i in marked:
+        used = now if ended is None else ended
+        found = max(self._found(places, i, now) for i in marked)
+        read = reach = places[found][1] if found >= 0 else 0
+        if found >= 0:
+            self._use(places[found][0], blocks[found].marker or "5m", used, -1)
+        written = dict.fromkeys(TTL_S, 0)
+        for number, i in enumerate(marked):
             digest, tokens = places[i]
             ttl = blocks[i].marker or "5m"
             if tokens < self.minimum:
                 continue
-            if tokens > reach:
-                written[ttl] += tokens - reach
-                reach = tokens
-            self._use(digest, ttl, now if ended is None else ended)
-        if found >= 0:
-            self._use(places[found][0], blocks[found].marker or "5m", now if ended is None else ended)
+            written[ttl] += max(0, tokens - reach)
+            reach = max(reach, tokens)
+            self._use(digest, ttl, used, number)
         return Bill(places[-1][1] - reach, read, written["5m"], written["1h"])
 
     def _found(self, places: list[tuple[bytes, int]], marked: int, now: float) -> int:
@@ -100,8 +100,10 @@ class Cache:
                 return i
         return -1
 
-    def _use(self, digest: bytes, ttl: str, at: float) -> None:
-        life = TTL_S[ttl] * (1 + self.lingering * self.random.random())
+    def _use(self, digest: bytes, ttl: str, at: float, number: int) -> None:
+        """How long an entry lives is drawn by time and place of its use: the same for a shorter prompt."""
+        drawn = random.Random(f"{self.seed} {at} {number}").random() if self.lingering else 0.0
+        life = TTL_S[ttl] * (1 + self.lingering * drawn)
         self.entries[digest] = max(self.entries.get(digest, 0.0), at + life)
 
     def _places(self, body: bytes) -> tuple[list[Block], list[tuple[bytes, int]]]:

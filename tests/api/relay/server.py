@@ -76,6 +76,8 @@ class FakeProvider:
             await self._wait()
         if request.headers.get("Content-Encoding") == "gzip":
             body = gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body
+        if fault == "silent":
+            return web.json_response({})
         bill = self.cache.bill(body, self.now())
         self.bills.append(bill)
         asked = json.loads(body)

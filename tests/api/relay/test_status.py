@@ -29,7 +29,7 @@ def logs_as_before() -> Iterator[None]:
 
 
 async def send(world: World, messages: list[dict], fault: str = "", **more: object) -> int:
-    body = {"model": "claude-sonnet-4-5", "max_tokens": 9, "system": SYSTEM, "messages": messages, **more}
+    body = {"model": "claude-sonnet-4-5", "max_tokens": 9, "system": SYSTEM, "messages": messages} | more
     headers = {"x-api-key": KEY, "Authorization": f"Bearer {KEY}", "x-fault": fault}
     async with world.http.post(f"/v1/messages?key={KEY}", json=body, headers=headers) as response:
         await response.content.read()
@@ -79,6 +79,18 @@ async def test_the_metrics_say_the_same(start: Start) -> None:
     assert lines['regrow_relay_turns_total{cause="ttl lapse"}'] == "1.0"
     assert float(lines["regrow_relay_saved_usd_total"]) > 0
     assert lines["regrow_relay_conversations"] == "1.0"
+
+
+async def test_what_has_no_usage_is_counted_apart_and_an_error_is_not(start: Start) -> None:
+    world = await start(repack_cold=True)
+    await send(world, chat(1), "429")
+    assert (await world.get("/relay/status"))["unmeasured"] == 0
+    await send(world, chat(1), "silent")
+    status = await world.get("/relay/status")
+    assert (status["unmeasured"], status["tokens"]) == (1, {})
+    await send(world, chat(1), model="nobody-knows")
+    status = await world.get("/relay/status")
+    assert (status["unpriced"], status["cost_usd"], status["tokens"]["output"]) == (1, 0, 5)
 
 
 async def test_a_changed_prefix_is_counted_by_its_part(start: Start) -> None:

@@ -27,6 +27,9 @@ PAUSE_S = 60.0  # a longer one is a person's
 ANSWER, RESULT = 3, 20  # blocks of a turn in a chat that was not recorded from its start
 WORDS = ["error", "return", "value", "index", "token", "parse", "cache", "line", "check", "build", "passed"]
 
+LENGTH = 8000
+FILLER = " ".join(random.Random(0).choices(WORDS, k=2000))
+
 
 @dataclass(frozen=True)
 class Recorded:
@@ -83,14 +86,17 @@ class Chat:
         head = min(self.tools + self.system, len(blocks) - 1)
         kept = [segment for segment in self.segments if segment.end <= shared]
         typed = bool(kept) and request["t"] - self.ended > PAUSE_S
-        while kept and (kept[-1].role == "user" and kept[-1].end + 2 > len(blocks) > kept[-1].end):
-            kept.pop()
-        if kept and kept[-1].end >= len(blocks) and kept[-1].role == "assistant":
+        while kept and self._leads_nowhere(kept[-1], len(blocks)):
             kept.pop()
         self.blocks = blocks
         self.segments = self._continued(kept, kept[-1].end if kept else head, typed)
         self.ended = request["t"] + (request["api_s"] or 0.0)
         self.answer = max(1, request["out"] // 64)
+
+    @staticmethod
+    def _leads_nowhere(last: Segment, end: int) -> bool:
+        """Say whether the prompt's other blocks are too few to go on after this message."""
+        return end - last.end < (2 if last.role == "user" else 1) and (last.role, last.end) != ("user", end)
 
     def _continued(self, kept: list[Segment], at: int, typed: bool) -> list[Segment]:
         segments, end = list(kept), len(self.blocks)
@@ -172,13 +178,8 @@ def result_of(blocks: tuple[int, ...]) -> str:
     return "\n".join(f"{i}\t{line}"[: len(line)] for i, line in enumerate(text.split("\n"), 1))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=8192)
 def _text(block: int) -> str:
-    words = random.Random(block)
-    lines = []
-    for _ in range(4):
-        line = f"{block:x}"
-        while len(line) < 63:
-            line += " " + words.choice(WORDS)
-        lines.append(line[:63])
-    return "\n".join(lines) + "\n"
+    """Return 256 characters in four lines that no other block has."""
+    starts = ((block * 7919 + line * 104_729) % LENGTH for line in range(4))
+    return "".join(f"{block:06x} {FILLER[at : at + 56]}\n" for at in starts)
