@@ -294,11 +294,12 @@ def _answer(cell: _Cell, reply: asyncio.Future[object], result: object) -> None:
 
 
 def _pass_on(reply: asyncio.Future[object], result: asyncio.Future[object]) -> None:
+    error = None if result.cancelled() else result.exception()  # taken note of, also where nobody waits
     if reply.done():
         return
     if result.cancelled():
         reply.set_exception(ActorDown("the actor gave up before it answered"))
-    elif (error := result.exception()) is not None:
+    elif error is not None:
         reply.set_exception(error)
     else:
         reply.set_result(result.result())

@@ -317,15 +317,13 @@ class SlotActor:
     def _fail(self, serving: Serving, error: RegrowError) -> None:
         """End the request and empty the session: what the slot holds is in doubt."""
         serving.error = error
-        self._let_go((), tuple(serving.leases.values()))
-        serving.leases.clear()
+        self._give_back(serving)
         self._empty()
         self._end(serving)
 
     def _end(self, serving: Serving) -> None:
         """Tell the engine, then the client, that the request is over."""
-        self._let_go((), tuple(serving.leases.values()))
-        self._let_go(tuple(self._session.hashes[p] for p in serving.there))
+        self._give_back(serving)
         self._serving = None
         if serving.distrusted:
             self._empty()
@@ -342,6 +340,13 @@ class SlotActor:
             )
         )
         serving.close(self._slot, self._w)
+
+    def _give_back(self, serving: Serving) -> None:
+        """Let go of the states that were wanted and not come to."""
+        hashes = self._session.hashes
+        self._let_go(tuple(hashes[p] for p in serving.there), tuple(serving.leases.values()))
+        serving.there.clear()
+        serving.leases.clear()
 
     def _evicted(self, prefixes: frozenset[bytes]) -> None:
         """States are gone; one that has come again since is let go, so that slot and cache agree."""

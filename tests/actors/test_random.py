@@ -82,7 +82,14 @@ def test_every_answer_is_that_of_the_prompt_alone(exact: Exactness, hybrid: bool
         await crowd(house, *ENDS)
 
     in_house(
-        scenario, range(4), slots=3, exact=exact, hybrid=hybrid, budget=budget, root_min=32, checkpoint_every=128
+        scenario,
+        range(4),
+        slots=3,
+        exact=exact,
+        hybrid=hybrid,
+        budget=budget,
+        root_min=32,
+        checkpoint_every=128,
     )
 
 

@@ -222,7 +222,7 @@ class House:
         session, cells = self.slot(number).session, self.runner._slots[number]
         assert self.slot(number).idle
         assert session.length <= cells.length
-        assert cells.hash_below(session.length) == hash_of(session.keys)
+        assert cells.hash_below(session.length) in (hash_of(session.keys), None)  # None: not finite
         if session.live:
             assert cells.state.position == cells.length == session.length
 
@@ -245,7 +245,8 @@ class House:
 
     async def rests(self) -> None:
         """Nothing runs any more, on the device neither."""
-        await self.settled()
+        await asyncio.sleep(1)  # what was given up ends with its chunk or step
+        await self.check()
         counts = self.runner.counts.copy()
         await asyncio.sleep(60)
         await self.check()
