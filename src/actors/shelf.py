@@ -14,7 +14,7 @@ from functools import partial
 
 from regrow.gpu.types import HostCells, Snapshot
 from regrow.policy.directory import Holder, HolderId
-from regrow.policy.eviction import Evictable, victims
+from regrow.policy.eviction import Evictable, worst
 from regrow.policy.keys import Keys, Namespace
 from regrow.policy.ledger import Kind, Ledger
 
@@ -334,8 +334,10 @@ class Shelf:
         if size > self.ledger.free and size - self.ledger.free <= self._evictable_bytes():
             while size > self.ledger.free:
                 units = list(self._evictions())
-                (worst,) = victims([unit for unit, _ in units], 1)
-                next(evict for unit, evict in units if unit.entry == worst)()
+                chosen = worst([unit for unit, _ in units])
+                if chosen is None:
+                    break
+                next(evict for unit, evict in units if unit is chosen)()
                 self.evictions += 1
         if size > self.ledger.free:
             self.refusals += 1

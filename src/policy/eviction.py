@@ -21,15 +21,13 @@ def value(entry: Evictable, now: int) -> float:
     return entry.saved * chance / entry.nbytes
 
 
-def victims(entries: Sequence[Evictable], needed: int) -> tuple[int, ...]:
-    """Return the least valuable entries that together free `needed` bytes, or none where all cannot."""
-    if needed <= 0 or sum(e.nbytes for e in entries) < needed:
-        return ()
-    now = max(e.used for e in entries)
-    chosen = []
-    for entry in sorted(entries, key=lambda e: (value(e, now), e.entry)):
-        chosen.append(entry.entry)
-        needed -= entry.nbytes
-        if needed <= 0:
-            break
-    return tuple(chosen)
+def worst(entries: Sequence[Evictable]) -> Evictable | None:
+    """Return the entry to evict first, or None of none: the one worth least per byte. An entry that frees
+    nothing by itself, since others share all its bytes, comes after those that do, the oldest first."""
+    if not entries:
+        return None
+    now = max(entry.used for entry in entries)
+    freeing = [entry for entry in entries if entry.nbytes]
+    if freeing:
+        return min(freeing, key=lambda e: (value(e, now), e.entry))
+    return min(entries, key=lambda e: (e.used, e.entry))
