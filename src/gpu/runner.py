@@ -31,8 +31,9 @@ class ModelRunner:
     """`slots` slots of `context` cells for a `transformers` causal language model.
 
     context: a number, or a function that chooses it once it is known what the model keeps.
-    exact: "full" steps always all slots, so that a row's bits do not depend on load; else a step runs rows 0
-    up to the highest joined one. Raises ModelRefused where the model cannot run over slots.
+    exact: "full" steps always all slots, so that a row's bits do not depend on load; else a step runs from
+    the lowest joined slot to the highest, so that the bits of a lone request do not depend on its slot.
+    Raises ModelRefused where the model cannot run over slots.
     """
 
     def __init__(
@@ -195,8 +196,9 @@ class ModelRunner:
             self._expect(row.length == self._state_at[row.slot], row.slot, "has lost its running state")
         if self._exact == "full" and not self._row_exact:
             return torch.cat([self._decode([row], row.slot, row.slot + 1) for row in rows])
-        end = self._slots if self._exact == "full" else max(self._joined) + 1
-        return self._decode(rows, 0, end)
+        if self._exact == "full":
+            return self._decode(rows, 0, self._slots)
+        return self._decode(rows, min(self._joined), max(self._joined) + 1)
 
     def commit(self, slot: int, n: int) -> None:
         fed = self._state_at[slot] - self._length[slot]

@@ -293,13 +293,13 @@ def test_a_token_drawn_from_logits_is_the_one_a_step_would_draw() -> None:
 
 
 @pytest.mark.parametrize("slots", [1, SLOTS])
-def test_full_steps_all_slots_and_cache_only_up_to_the_highest_joined(slots: int) -> None:
+def test_full_steps_all_slots_and_cache_a_lone_request_alone_whatever_its_slot(slots: int) -> None:
     seen: list[int] = []
     runner = fresh_runner(ATTENTION, exact="full" if slots == SLOTS else "cache")
-    read(runner, 0, 4)
-    runner.join(0)
+    read(runner, 1, 4)
+    runner.join(1)
     hook = runner._model._model.lm_head.register_forward_hook(lambda _, __, out: seen.append(out.shape[0]))
-    step(runner, 0)
+    step(runner, 1)
     hook.remove()
     assert seen == [slots]
 
