@@ -211,7 +211,7 @@ class Parking:
         new: list[Range] = []
         for key, (stop, _) in zip(keys, edges, strict=True):
             if key in shelf.spans:
-                shelf.spans[key].holders.add(name)  # held before room is made
+                shelf.spans[key].holders.add(name)  # held, and fixed, before room is made
             else:
                 new.append((key[0], stop))
         cells = sum(stop - start for start, stop in new) * self._bytes_per_token
@@ -220,17 +220,18 @@ class Parking:
         own = [shelf.states[prefix] for prefix in within if prefix in shelf.states]
         for state in own:
             state.pins += 1  # room is not made of what is to be kept
+        shelf.guarded.add(name)
         room = shelf.make_room(KEY_BYTES * length + cells)
         for state in own:
             state.pins -= 1
         if not room:
+            shelf.guarded.discard(name)
             shelf.forget_holder(name)
             return None
         for start, stop in new:
             lease, prefix = self._lease("parked", (stop - start) * self._bytes_per_token), dict(edges)[stop]
             shelf.spans[start, prefix] = Span(lease, start, stop, prefix, holders={name})
         shelf.keys[name] = self._lease("keys", KEY_BYTES * length)
-        shelf.guarded.add(name)
         for state in own:
             state.holders.add(name)
         spans = tuple(shelf.spans[key] for key in keys)
