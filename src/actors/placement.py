@@ -52,7 +52,8 @@ class KnownPrompt:
 
 @dataclass(slots=True)
 class _Given:
-    """What a slot was given to serve: its plan's cuts, where its reading is, and the donor it copies from."""
+    """What a slot was given to serve: the cuts that its reading leaves for others, where it is, and the donor
+    it copies from."""
 
     request: str
     cuts: tuple[CutHash, ...]
@@ -124,7 +125,7 @@ class Placement:
         lent = holder is not None and holder.kind == "slot" and holder.key != slot
         self._given[slot] = _Given(
             request,
-            _cuts(prepared),
+            _left(prepared),
             candidate.position,
             donor=(int(holder.key), candidate.position) if lent and holder is not None else None,
         )
@@ -238,6 +239,13 @@ class Placement:
 
 def _cuts(prepared: Prepared) -> tuple[CutHash, ...]:
     return tuple(zip(prepared.plan.cuts, prepared.hashes, strict=True))
+
+
+def _left(prepared: Prepared) -> tuple[CutHash, ...]:
+    """Return the cuts from which others can go on once this prompt is read (S9)."""
+    root = system_end(prepared.plan)
+    below = {"on": prepared.plan.length, "read-only": root, "off": 0}[prepared.cache]
+    return tuple(cut for cut in _cuts(prepared) if cut[0] <= below)
 
 
 def _smoothed(old: float | None, new: float) -> float:
