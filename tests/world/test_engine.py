@@ -156,7 +156,7 @@ def test_the_same_seed_runs_the_whole_engine_the_same_way() -> None:
         return tuple(world.trace)
 
     assert len({run_world(3, traced) for _ in range(2)}) == 1
-    assert len({run_world(seed, traced) for seed in SEEDS}) > 1
+    assert len({run_world(seed, traced) for seed in range(16)}) > 1  # most of them have no race to lose
 
 
 @pytest.mark.parametrize("operation", ["read", "step", "snapshot", "mount", "join", "leave"])
