@@ -3,7 +3,8 @@
 The parts of a slot's work that speak to the cache and the device before reading starts (S3 to S5, R4).
 """
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -83,10 +84,14 @@ async def park(wiring: SlotWiring, slot: int, session: Session, upto: int) -> No
         wiring.device.tell(SaveCells(slot, *granted))
 
 
-async def mount(wiring: SlotWiring, slot: int, session: Session, admit: Admit) -> tuple[Mounted, int]:
-    """Make the slot hold the first `admit.resume` keys of the prompt; return what the device says, and the
+@asynccontextmanager
+async def mount(
+    wiring: SlotWiring, slot: int, session: Session, admit: Admit
+) -> AsyncIterator[tuple[Mounted, int]]:
+    """Make the slot hold the first `admit.resume` keys of the prompt; give what the device says, and the
     bytes that were copied.
 
+    What the source has is kept until the end of the block, by when the slot holds what it needs of it (S8).
     Raises SourceGone where the source is not what it was taken for: nothing was touched. Raises DeviceFailed.
     """
     position, holder, here = admit.resume, admit.holder, HolderId("slot", slot)
@@ -121,12 +126,12 @@ async def mount(wiring: SlotWiring, slot: int, session: Session, admit: Admit) -
         if wiring.verify and position:
             await _verify(wiring, slot, admit)
         taken = loan is not None and loan.whole
+        yield mounted, 0 if source is None else position * wiring.geometry.bytes_per_token
     finally:
         if loan is not None and holder is not None:
             wiring.cache.tell(Repay(holder, here if taken else None))
         if pinned is not None:
             wiring.cache.tell(Unpin(pinned))
-    return mounted, 0 if source is None else position * wiring.geometry.bytes_per_token
 
 
 async def _verify(wiring: SlotWiring, slot: int, admit: Admit) -> None:

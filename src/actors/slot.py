@@ -20,6 +20,7 @@ from regrow.actors.messages import (
     Evicted,
     KeepState,
     LetGo,
+    Mounted,
     MountEnded,
     NowServing,
     Purge,
@@ -108,7 +109,8 @@ class SlotActor:
         self._epoch += 1
         serving = Serving.of(admit, self._epoch, self._w)
         try:
-            mounted, copied = await mount(self._w, self._slot, self._session, admit)
+            async with mount(self._w, self._slot, self._session, admit) as (mounted, copied):
+                await self._mounted(serving, mounted, copied)
         except SourceGone as gone:
             if gone.touched:
                 self._empty()
@@ -119,7 +121,14 @@ class SlotActor:
             self._serving = serving
             self._fail(serving, error)
             return
-        self._serving = serving
+        if serving.phase == "stopping":  # its reader did not even take the first events
+            self._end(serving)
+        else:
+            self._start(serving)
+
+    async def _mounted(self, serving: Serving, mounted: Mounted, copied: int) -> None:
+        """Make the session that of the request, whose first keys the cells hold now, and hold its states."""
+        self._serving, admit = serving, serving.admit
         admit.run.slot = self._slot
         position = admit.resume
         if admit.holder != self._me:  # other cells: what was here has gone, parked or not
@@ -137,11 +146,8 @@ class SlotActor:
         )
         self._put(serving, MountedEvent(self._w.now(), position, mounted.ms))
         self._touch_root(admit)
-        if serving.phase == "stopping":  # its reader does not even take these events
-            self._end(serving)
-            return
-        await self._hold_states(serving)
-        self._start(serving)
+        if serving.phase != "stopping":
+            await self._hold_states(serving)
 
     def _start(self, serving: Serving) -> None:
         prepared = serving.admit.prepared
@@ -168,17 +174,17 @@ class SlotActor:
             self._read_done(serving)
 
     async def _hold_states(self, serving: Serving) -> None:
-        """Hold the wanted states that are there up to the resume point (S8), and get room for those
+        """Hold the states that are there up to the resume point (S8), and get room for the wanted ones
         beyond."""
         admit = serving.admit
         if not self._w.geometry.hybrid or admit.prepared.cache == "off":
             return
         here = admit.resume
-        below = [p for p in (*admit.wanted, here) if 0 < p <= here and p in self._session.hashes]
+        below = [p for p in self._session.hashes if p <= here]
         beyond = [
             p for p in reversed(admit.wanted) if p > here
         ]  # the deepest first, if there is no room for all
-        await self._reserve(serving, sorted(set(below)), size=0)
+        await self._reserve(serving, below, size=0)
         await self._reserve(serving, beyond, size=self._w.geometry.bytes_per_checkpoint)
 
     async def _reserve(self, serving: Serving, positions: list[int], size: int) -> None:

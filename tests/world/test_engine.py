@@ -155,8 +155,9 @@ def test_the_same_seed_runs_the_whole_engine_the_same_way() -> None:
         await crowd(world, apart=True)
         return tuple(world.trace)
 
-    assert len({run_world(3, traced) for _ in range(2)}) == 1
-    assert len({run_world(seed, traced) for seed in SEEDS}) > 1
+    first = run_world(3, traced)
+    assert run_world(3, traced) == first
+    assert any(run_world(seed, traced) != first for seed in range(40))  # in most of them no race is lost
 
 
 @pytest.mark.parametrize("operation", ["read", "step", "snapshot", "mount", "join", "leave"])
