@@ -1,5 +1,6 @@
 """Probing: what a model keeps is found by running it, also for one that this code has never seen."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -21,8 +22,10 @@ HIDDEN, HEADS, DIM = 48, 3, 16
 
 
 class OddConfig(PreTrainedConfig):
-    """flaws: "amnesia" drops the state between chunks, "softcap" asks attention for what it cannot do,
-    "reshaped" hands attention other keys than the cache gave."""
+    """flaws: "amnesia" drops the state between chunks, "private" keeps it where the cache does not see it,
+    "copies" makes layers of the cache of its own, "fickle" reads single tokens otherwise than chunks,
+    "softcap" asks attention for what it cannot do, "reshaped" hands attention other keys than the cache gave,
+    "gathered" computes each of two experts over the rows that chose it."""
 
     model_type = "regrow_odd"
 
@@ -40,21 +43,28 @@ class OddMemory(nn.Module):
 
     def __init__(self, config: OddConfig, layer: int) -> None:
         super().__init__()
-        self.layer, self.forgets = layer, "amnesia" in config.flaws
+        self.layer, self.flaws = layer, config.flaws
+        self.kept: torch.Tensor | None = None
         self.ids = nn.Embedding(256, HIDDEN)
 
     def forward(self, x: torch.Tensor, ids: torch.Tensor, cache: Any) -> torch.Tensor:
         n = ids.shape[1]
         before = cache.update_conv_state(ids[:, None], self.layer, state_idx=1, conv_kernel_size=2)
         before = nn.functional.pad(before, (max(0, n + 2 - before.shape[-1]), 0))[:, 0, -n - 2 : -2]
-        state = None if self.forgets and n > 1 else cache.get_recurrent_state(self.layer, state_idx=3)
+        state = cache.get_recurrent_state(self.layer, state_idx=3)
+        if "amnesia" in self.flaws and n > 1:
+            state = None
+        elif "private" in self.flaws:
+            state = self.kept
         average = x.new_zeros(len(x), 2, HIDDEN) if state is None else state
         out = []
         for t in range(n):
             rates = x.new_tensor([0.9, 0.5])[None, :, None]
             average = average * rates + x[:, t, None] * (1 - rates)
             out.append(average.sum(1))
-        if state is not None and n == 1:
+        if "private" in self.flaws:
+            self.kept = average
+        elif state is not None and n == 1:
             state.copy_(average)
         else:
             cache.update_recurrent_state(average, self.layer, state_idx=3)
@@ -78,6 +88,15 @@ class OddAttention(nn.Module):
         return out.reshape(*x.shape[:2], -1)
 
 
+def gathered(x: torch.Tensor) -> torch.Tensor:
+    """Two experts, the identity and the negation, each computed over the tokens that chose it."""
+    out = torch.empty_like(x)
+    for sign in (1, -1):
+        chosen = x.sum(-1).sign() * sign >= 0
+        out[chosen] = x[chosen] * sign
+    return out
+
+
 class OddForCausalLM(PreTrainedModel):
     config_class = OddConfig
     _supports_sdpa = True
@@ -94,6 +113,12 @@ class OddForCausalLM(PreTrainedModel):
     ) -> CausalLMOutputWithPast:
         x = self.embed(input_ids)
         mask = create_causal_mask(self.config, x, None, cache, position_ids)
+        if "copies" in self.config.flaws:
+            cache.layers = [*cache.layers, deepcopy(cache.layers[0])]
+        if "gathered" in self.config.flaws:
+            x = gathered(x)
+        if "fickle" in self.config.flaws and x.shape[1] == 1:
+            x = -x
         for layer in self.layers:
             x = x + layer(
                 nn.functional.layer_norm(x, (HIDDEN,)), mask if layer.layer == 1 else input_ids, cache
@@ -170,18 +195,24 @@ def test_a_hybrid_never_seen_before_is_probed_and_served_exactly() -> None:
         assert answer(runner, 2, ids, 8).same_as(straight)
 
 
-def test_a_model_that_forgets_between_chunks_is_refused() -> None:
-    with pytest.raises(ModelRefused, match="read in pieces its logits differ"):
-        ModelRunner(odd("amnesia"), SLOTS, 200, "full")
+@pytest.mark.parametrize(
+    ("flaw", "reason"),
+    [
+        ("amnesia", "a chunk of several tokens is read without the recurrent state before it"),
+        ("private", "there is a state outside of the cache"),
+        ("fickle", "read in pieces its logits differ by"),
+        ("copies", "layers of the cache are views of the arenas"),
+        ("softcap", "attention with softcap is not served"),
+    ],
+)
+def test_a_model_that_would_be_served_wrongly_is_refused_with_the_reason(flaw: str, reason: str) -> None:
+    with pytest.raises(ModelRefused, match=reason):
+        ModelRunner(odd(flaw), SLOTS, 200, "full")
 
 
-def test_a_model_whose_attention_needs_more_than_ours_gives_is_refused() -> None:
-    with pytest.raises(ModelRefused, match="softcap"):
-        ModelRunner(odd("softcap"), SLOTS, 200, "full")
-
-
-def test_a_model_that_attends_over_changed_keys_steps_its_rows_singly() -> None:
-    runner = ModelRunner(odd("reshaped"), SLOTS, 200, "full")
+@pytest.mark.parametrize("flaw", ["reshaped", "gathered"])
+def test_a_model_whose_rows_could_depend_on_each_other_steps_them_singly(flaw: str) -> None:
+    runner = ModelRunner(odd(flaw), SLOTS, 200, "full")
     assert not runner.row_exact
     batches: list[int] = []
     runner._model._model.head.register_forward_hook(lambda _, __, out: batches.append(len(out)))
@@ -193,7 +224,7 @@ def test_a_model_that_attends_over_changed_keys_steps_its_rows_singly() -> None:
     logits = runner.decode([row(runner, slot, int(prompt(n)[-1])) for slot, n in enumerate(lengths)])
     assert batches == [1, 1, 1]
     for slot, n in enumerate(lengths):
-        assert torch.allclose(logits[slot], full(odd(), prompt(n))[-1], atol=1e-4)
+        assert torch.allclose(logits[slot], full(odd(flaw), prompt(n))[-1], atol=1e-4)
 
 
 def test_probing_leaves_the_model_as_good_as_new() -> None:
