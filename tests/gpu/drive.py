@@ -10,12 +10,14 @@ from transformers import DynamicCache
 
 from regrow.gpu.runner import ModelRunner
 from regrow.gpu.types import Chunk, Digest, Row, Snapshot
+from regrow.models import random_configs
 from regrow.models.random_models import build_random
 from regrow.policy.keys import Keys, as_keys
 from regrow.policy.plan import ChunkTable, ReadPlan
 from regrow.policy.request import Exactness, SamplingParams
 
-FAMILIES = ("llama", "gemma3", "qwen3_5", "falcon_h1")
+FAMILIES = tuple(random_configs.FAMILIES)
+THOROUGH = ("llama", "qwen3_5")  # pure attention and a hybrid, whose sweeps are the widest
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 GREEDY = SamplingParams()
 SLOTS = 4

@@ -5,11 +5,11 @@ import torch
 
 from regrow.gpu.arena import Arenas
 from regrow.gpu.types import Chunk
-from tests.gpu.drive import FAMILIES, follow, fresh_runner, plan_of, prompt, read, row, stock
+from tests.gpu.drive import FAMILIES, THOROUGH, follow, fresh_runner, plan_of, prompt, read, row, stock
 
 STEPS = 64
 TOLERANCE = 1e-4
-LONG = 150  # three chunks of 64, and beyond the window of gemma3
+LONG = 150  # three chunks of 64, and beyond every window and indexer budget
 ENDS = (37, 147)
 
 
@@ -58,13 +58,14 @@ def test_three_rows_of_different_lengths(family: str) -> None:
 def test_resuming_from_every_checkpoint(family: str) -> None:
     runner = fresh_runner(family)
     fed, wanted = stock(family, LONG, 0, STEPS)
+    steps = STEPS if family in THOROUGH else 16
     ids, plan = prompt(LONG), plan_of(LONG, ENDS)
     kept = read(runner, 1, ids, plan)
     assert tuple(kept) == plan.cuts == (37, 64, 128, 147)
     for cut in reversed(plan.cuts):
         runner.mount(1, cut, kept[cut])
         read(runner, 1, ids, plan, cut)
-        assert off_by(follow(runner, 1, fed), wanted) < TOLERANCE, cut
+        assert off_by(follow(runner, 1, fed[:steps]), wanted[:steps]) < TOLERANCE, cut
         runner.leave(1)
 
 
@@ -92,7 +93,9 @@ def test_a_prompt_of_one_token_is_read_as_a_fresh_chunk(family: str) -> None:
 
 def _parts(arenas: Arenas) -> dict[str, torch.Tensor]:
     cells = {f"cells of layer {layer}, {name}": arena for (layer, name), arena in arenas.cells.items()}
-    states = {f"{kind} state of layer {layer}": arena for (layer, kind, _), arena in arenas.rest.items()}
+    states = {
+        f"{kind} state {index} of layer {layer}": arena for (layer, kind, index), arena in arenas.rest.items()
+    }
     return cells | states
 
 
@@ -100,16 +103,37 @@ def _parts(arenas: Arenas) -> dict[str, torch.Tensor]:
 def test_the_comparison_fails_when_any_one_part_is_zeroed_at_the_resume(family: str) -> None:
     runner = fresh_runner(family)
     fed, wanted = stock(family, LONG, 0, STEPS)
-    ids, plan = prompt(LONG), plan_of(LONG, ENDS)
-    kept = read(runner, 0, ids, plan)
+    ids, cut = (
+        prompt(LONG),
+        LONG - 1,
+    )  # the last cut: a short state of a last layer is forgotten a token later
+    kept = read(runner, 0, ids, plan_of(LONG, (cut,)))
     cells = [arena[0].clone() for arena in runner.arenas.cells.values()]
     parts = _parts(runner.arenas)
     assert len(parts) == len(runner.geometry.cells) + len(runner.geometry.states)
     for name, arena in parts.items():
         for view, saved in zip(runner.arenas.cells.values(), cells, strict=True):
             view[0].copy_(saved)
-        runner.mount(0, 147, kept[147])
+        runner.mount(0, cut, kept[cut])
         arena[0].zero_()
-        read(runner, 0, ids, plan, 147)
-        assert off_by(follow(runner, 0, fed[:8]), wanted[:8]) > 10 * TOLERANCE, name
+        assert off_by(follow(runner, 0, fed[:8]), wanted[:8]) > 100 * TOLERANCE, name
         runner.leave(0)
+
+
+@pytest.mark.parametrize(
+    ("family", "cells", "states"),
+    [
+        ("qwen3_5", {"k", "v"}, {("conv", 0), ("recurrent", 0)}),
+        ("lfm2", {"k", "v"}, {("conv", 0)}),
+        (
+            "qwen4_exp",
+            {"k", "v", "indexer", "positions"},
+            {("conv", 0), ("conv", 1), ("conv", 2), ("recurrent", 0)},
+        ),
+        ("kimi_linear", {"k", "v"}, {("conv", 0), ("recurrent", 0)}),
+    ],
+)
+def test_what_a_family_keeps(family: str, cells: set[str], states: set[tuple[str, int]]) -> None:
+    geometry = fresh_runner(family).geometry
+    assert {cell.name for cell in geometry.cells} == cells
+    assert {(state.kind, state.index) for state in geometry.states} == states
