@@ -1,6 +1,7 @@
 """Writes tiny GGUF files from random models, and reads them the slow way, for comparison."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import gguf
@@ -78,6 +79,65 @@ def write_gguf(
         values = tensor.numpy()
         raw = kind if values.ndim == 2 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(found, quantize(values, raw), raw_dtype=raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def write_llama_cpp(path: Path, model: PreTrainedModel) -> Path:
+    """Write a llama model as llama.cpp stores it: the two halves of each query and key head interleaved."""
+    stored = deepcopy(model)
+    for layer in stored.model.layers:
+        attention, config = layer.self_attn, stored.config
+        for projection, heads in (
+            (attention.q_proj, config.num_attention_heads),
+            (attention.k_proj, config.num_key_value_heads),
+        ):
+            rows = projection.weight.data
+            halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, -1)
+            projection.weight.data = halves.transpose(1, 2).reshape(rows.shape)
+    return write_gguf(path, stored, "llama")
+
+
+def write_lfm2(path: Path, model: PreTrainedModel) -> Path:
+    """Write a hybrid of short convolutions and attention."""
+    names = {
+        "model.embed_tokens": "token_embd",
+        "model.embedding_norm": "token_embd_norm",
+        "lm_head": "output",
+        "model.layers": "blk",
+        "operator_norm": "attn_norm",
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.out_proj": "attn_output",
+        "self_attn.q_layernorm": "attn_q_norm",
+        "self_attn.k_layernorm": "attn_k_norm",
+        "feed_forward.w1": "ffn_gate",
+        "feed_forward.w3": "ffn_up",
+        "feed_forward.w2": "ffn_down",
+        "conv.in_proj": "shortconv.in_proj",
+        "conv.out_proj": "shortconv.out_proj",
+        "conv.conv": "shortconv.conv",
+    }
+    config = model.config
+    writer = gguf.GGUFWriter(path, "lfm2")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv([0, config.num_key_value_heads])
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_shortconv_l_cache(config.conv_L_cache)
+    add_tokenizer(writer, "default")
+    for name, tensor in model.state_dict().items():
+        for long, short in names.items():
+            name = name.replace(long, short)
+        writer.add_tensor(name, tensor.squeeze(1).numpy() if tensor.ndim == 3 else tensor.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

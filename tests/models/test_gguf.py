@@ -19,23 +19,18 @@ from regrow.models.progress import silent
 from tests.models.dialects import CHATML
 from tests.models.gguf_files import (
     TOKENS,
-    add_tokenizer,
     original_tokenizer,
     read_slowly,
     read_tokenizer_slowly,
     tiny,
     write_gguf,
+    write_lfm2,
+    write_llama_cpp,
 )
 
 CPU = torch.device("cpu")
 KIND = gguf.GGMLQuantizationType
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "gemma3": "gemma3_text"}
-
-
-def as_llama_cpp_stores(matrix: torch.Tensor, heads: int) -> torch.Tensor:
-    """Return query or key rows with the two halves of each head interleaved."""
-    rows = matrix.reshape(heads, 2, matrix.shape[0] // heads // 2, -1)
-    return rows.transpose(1, 2).reshape(matrix.shape)
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +60,7 @@ def test_the_weights_are_those_that_transformers_reads(
 
 def test_a_file_in_llama_cpps_layout_gives_the_original_weights(tmp_path: Path) -> None:
     original = tiny("llama")
-    stored = tiny("llama")
-    for layer in stored.model.layers:
-        attention, config = layer.self_attn, stored.config
-        for projection, heads in (
-            (attention.q_proj, config.num_attention_heads),
-            (attention.k_proj, config.num_key_value_heads),
-        ):
-            projection.weight.data = as_llama_cpp_stores(projection.weight.data, heads)
-    path = write_gguf(tmp_path / "tiny.gguf", stored, "llama")
+    path = write_llama_cpp(tmp_path / "tiny.gguf", original)
     ours, _ = load_directory(convert_gguf(path, tmp_path, silent), torch.float32, CPU)
     for name, tensor in original.state_dict().items():
         assert torch.equal(ours.state_dict()[name], tensor), name
@@ -91,53 +78,11 @@ def test_an_architecture_with_a_reader_of_its_own_is_converted_too(tmp_path: Pat
     layers = ["conv", "full_attention"]
     original = tiny("lfm2", layer_types=layers, block_auto_adjust_ff_dim=False)
     path = tmp_path / "tiny.gguf"
-    _write_lfm2(path, original)
+    write_lfm2(path, original)
     ours, tokenizer = load_directory(convert_gguf(path, tmp_path, silent), torch.float32, CPU)
     for name, tensor in original.state_dict().items():
         assert torch.equal(ours.state_dict()[name], tensor), name
     assert tokenizer.encode("user\n") == original_tokenizer().encode("user\n").ids
-
-
-def _write_lfm2(path: Path, model: torch.nn.Module) -> None:
-    names = {
-        "model.embed_tokens": "token_embd",
-        "model.embedding_norm": "token_embd_norm",
-        "lm_head": "output",
-        "model.layers": "blk",
-        "operator_norm": "attn_norm",
-        "self_attn.q_proj": "attn_q",
-        "self_attn.k_proj": "attn_k",
-        "self_attn.v_proj": "attn_v",
-        "self_attn.out_proj": "attn_output",
-        "self_attn.q_layernorm": "attn_q_norm",
-        "self_attn.k_layernorm": "attn_k_norm",
-        "feed_forward.w1": "ffn_gate",
-        "feed_forward.w3": "ffn_up",
-        "feed_forward.w2": "ffn_down",
-        "conv.in_proj": "shortconv.in_proj",
-        "conv.out_proj": "shortconv.out_proj",
-        "conv.conv": "shortconv.conv",
-    }
-    config = model.config
-    writer = gguf.GGUFWriter(path, "lfm2")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv([0, config.num_key_value_heads])
-    writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_shortconv_l_cache(config.conv_L_cache)
-    add_tokenizer(writer, "default")
-    for name, tensor in model.state_dict().items():
-        for long, short in names.items():
-            name = name.replace(long, short)
-        writer.add_tensor(name, tensor.squeeze(1).numpy() if tensor.ndim == 3 else tensor.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def test_the_tokenizer_is_the_one_that_transformers_reads(llama_file: Path, tmp_path: Path) -> None:
