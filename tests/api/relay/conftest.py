@@ -50,7 +50,8 @@ Start = Callable[..., Awaitable[World]]
 
 @pytest_asyncio.fixture
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
-    """Start both: `await start(repack_cold=True)`; `upstream` replaces the provider."""
+    """Start both: `await start(repack_cold=True)`. upstream: instead of the provider. by_name: the relay has
+    the provider's name, not its address."""
     closing: list[Callable[[], Awaitable[None]]] = []
 
     async def serve(runner: web.AppRunner) -> str:
@@ -59,12 +60,13 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         return f"http://127.0.0.1:{runner.addresses[0][1]}"
 
-    async def started(upstream: str | None = None, **chosen: object) -> World:
+    async def started(upstream: str | None = None, by_name: bool = False, **chosen: object) -> World:
         machine = Machine(tmp_path)
         provider = FakeProvider(lambda: machine.true)
         at = await serve(web.AppRunner(provider.app(), auto_decompress=False, handler_cancellation=True))
+        known = at.replace("127.0.0.1", "localhost") if by_name else at
         relay = Relay(
-            RelaySettings(upstream=upstream or at, **{"data_dir": tmp_path, **chosen}), machine.clock()
+            RelaySettings(upstream=upstream or known, **{"data_dir": tmp_path, **chosen}), machine.clock()
         )
         url = await serve(make_runner(make_app(relay)))
         http, direct = (aiohttp.ClientSession(place, auto_decompress=False) for place in (url, at))

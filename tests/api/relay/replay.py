@@ -18,7 +18,7 @@ from regrow.api.relay.counts import Counts
 from regrow.api.relay.decide import Decider
 from regrow.api.relay.prices import Prices, Tokens
 from regrow.policy import cold_prefix
-from regrow.policy.cold_prefix import RULES, Book, Rules, Turn, latches_of, settle
+from regrow.policy.cold_prefix import RULES, Book, Latch, Rules, Turn, latches_of, settle
 from regrow.policy.history import KEPT
 from regrow.store.originals import Originals
 from regrow.store.touches import Touches
@@ -51,7 +51,7 @@ class Variant:
     """The rules as they are, or without one of them."""
 
     rules: Rules = RULES
-    without: Callable[[], AbstractContextManager[None]] = nullcontext
+    without: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def no_latch() -> Iterator[None]:
     def forgetful(book: Book, turn: Turn, cold: bool, now: float) -> tuple[bool, Book]:
         return settle({key: replace(one, latches=()) for key, one in book.items()}, turn, cold, now)
 
-    with patch.object(decide, "settle", forgetful):
+    with patch.object(cold_prefix, "settle", forgetful):
         yield
 
 
@@ -75,13 +75,24 @@ def moving() -> Iterator[None]:
         return settle(book, turn, cold or held, now)
 
     following = patch.object(cold_prefix, "boundary_of", lambda count: max(0, count - KEPT))
-    with patch.object(decide, "settle", restless), following:
+    with patch.object(cold_prefix, "settle", restless), following:
         yield
+
+
+def whole_latch() -> AbstractContextManager[object]:
+    """C3 with a latch over all messages of the cold turn, its last ones included."""
+
+    def over_all(turn: Turn, start: int, boundary: int, now: float) -> Latch:
+        digest = cold_prefix._hash(turn.digests)
+        return Latch(start, boundary, len(turn.digests), digest, now)
+
+    return patch.object(cold_prefix, "_latch", over_all)
 
 
 VARIANTS = {
     "the rules": Variant(),
     "no latch": Variant(without=no_latch),
+    "latch over all messages": Variant(without=whole_latch),
     "no margin": Variant(Rules(margin=1.0, least_idle_s=0.0)),
     "no floor": Variant(Rules(least_tokens=0)),
     "moving boundary": Variant(without=moving),

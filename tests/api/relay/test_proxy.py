@@ -89,10 +89,21 @@ async def test_only_the_headers_of_the_one_connection_stay_behind(start: Start) 
     assert relayed.header("Host") != world.url.removeprefix("http://")
 
 
-async def test_no_cookie_of_one_client_reaches_another(start: Start) -> None:
+async def test_nothing_is_added_to_what_a_client_sends(start: Start) -> None:
     world = await start()
+    url = URL(world.url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(b"GET /echo HTTP/1.1\r\nHost: localhost\r\nx-Own: 1\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 203")
+    writer.close()
+    received = world.provider.received[-1].headers
+    assert [name for name, _ in received if name != "Host"] == ["x-Own"]
+
+
+async def test_no_cookie_of_one_client_reaches_another(start: Start) -> None:
+    world = await start(by_name=True)  # cookies of mere addresses are not kept by any client
     for _ in range(2):
-        async with world.http.get("/echo", cookies={}) as response:
+        async with world.http.get("/echo") as response:
             assert response.headers["Set-Cookie"] == "a=1"
         world.http.cookie_jar.clear()
     assert world.provider.received[-1].header("Cookie") is None
