@@ -112,7 +112,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma3": Family(
         "gemma3_text",
         {"query_pre_attn_scalar": 64, "layer_types": ("sliding_attention", "full_attention")},
-        {"sliding_window": 48},
+        {"num_hidden_layers": 2, "sliding_window": 48},
         {"sliding_window": 512},
     ),
     "qwen3": Family("qwen3", {}, {"num_hidden_layers": 2}),
@@ -174,7 +174,7 @@ FAMILIES: Mapping[str, Family] = {
     "falcon_h1": Family(
         "falcon_h1",
         {"mamba_d_head": 64, "mamba_chunk_size": 64},
-        {"mamba_d_ssm": 256, "mamba_n_heads": 4, "mamba_d_state": 32},
+        {"mamba_d_ssm": 256, "mamba_n_heads": 4, "mamba_d_state": 32, "num_hidden_layers": 2},
         {"mamba_d_ssm": 768, "mamba_n_heads": 12, "mamba_d_state": 128, "num_hidden_layers": 16},
     ),
     "granitemoehybrid": Family(
