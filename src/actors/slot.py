@@ -5,6 +5,7 @@ string, cancel, disconnect, error, deadline) the session is left true: its keys 
 chain holds only valid checkpoints.
 """
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from regrow.actors.events import Mounted as MountedEvent
@@ -192,14 +193,16 @@ class SlotActor:
         hashes = self._session.hashes
         wanted = tuple((hashes[p], size) for p in positions)
         leases = await self._w.ask_cache(ReserveStates(self._me, wanted), ())
+        held = []
         for position, lease in zip(positions, leases, strict=False):
             if lease:
                 serving.leases[position] = lease
                 serving.there.discard(position)
             elif lease == 0 and position <= serving.position:
-                self._add_to_chain(serving, position)
+                held.append(position)
             elif lease == 0:
                 serving.there.add(position)
+        self._add_to_chain(serving, held)
 
     async def _want(self, request: str, position: int) -> None:
         """Take a checkpoint at `position` too, for a request that waits for it (S6)."""
@@ -254,19 +257,22 @@ class SlotActor:
         if lease is None:
             if position in serving.there:
                 serving.there.remove(position)
-                self._add_to_chain(serving, position)
+                self._add_to_chain(serving, [position])
         elif snapshot is None:
             self._w.cache.tell(LetGo(self._me, leases=(lease,)))
         else:
             saved = position - max((p for p in self._session.chain.positions if p < position), default=0)
             keep = KeepState(lease, self._session.hashes[position], snapshot, saved)
             if await self._w.ask_cache(keep, False):
-                self._add_to_chain(serving, position)
+                self._add_to_chain(serving, [position])
 
-    def _add_to_chain(self, serving: Serving, position: int) -> None:
-        """Put a checkpoint into the chain; beyond the limit the least recently used one goes (P5)."""
-        protected = {*serving.admit.prepared.protected, position}
-        chain = self._session.chain.added(position, self._session.hashes[position], protected=True)
+    def _add_to_chain(self, serving: Serving, positions: Sequence[int]) -> None:
+        """Put checkpoints that the cache holds for this slot into the chain, ascending; beyond the limit the
+        least recently used ones go (P5)."""
+        chain = self._session.chain
+        for position in positions:
+            chain = chain.added(position, self._session.hashes[position], protected=True)
+        protected = {*serving.admit.prepared.protected, *positions[-1:]}
         dropped, self._session.chain = chain.protecting(protected).limited(self._w.checkpoints)
         self._let_go(dropped)
 
