@@ -121,6 +121,8 @@ class Engine:
         self.tokenizer = served.tokenizer
         self._closing = False
         self.lives: dict[str, Sound] = {}
+        self._requests: dict[str, LivingRequest] = {}
+        self._giving_up: asyncio.Task[None] | None = None
         self._prepare = Preparer(
             tokenizer=served.tokenizer,
             table=served.table,
@@ -172,6 +174,9 @@ class Engine:
                     engine._closing = True
                     await engine._cut_off()
                     await driver.stop()
+            if engine._giving_up is not None:
+                await engine._giving_up
+            engine._end_left("the engine has stopped")
         finally:
             await threads.close()
 
@@ -218,7 +223,7 @@ class Engine:
         restarts = {name: itertools.count() for name in [*names, "cache"]}
         generations = itertools.count()
         kept = settings.roots if settings.cache else 0
-        registry: dict[str, LivingRequest] = {}
+        system.failed.add_done_callback(self._failed)
 
         def spawn(name: str, factory: Callable[[], Sound], watchers: Sequence[str] = ()) -> None:
             def live() -> Actor:
@@ -248,7 +253,7 @@ class Engine:
         spawn("roots", lambda: RootActor(kept, settings.root_min, self.cache, now), ["cache"])
         for i, name in enumerate(names):
             spawn(name, functools.partial(self._slot, i, restarts[name], slot_wiring), ["engine", "cache"])
-        spawn("engine", lambda: EngineActor(engine_wiring, registry), [*names, "cache"])
+        spawn("engine", lambda: EngineActor(engine_wiring, self._requests), [*names, "cache"])
         return self._threads.drive("device", loop)
 
     @staticmethod
@@ -259,12 +264,22 @@ class Engine:
         """Queue a request and return its run.
 
         Raises BadRequest (naming the field), ContextLengthExceeded, Overloaded (with a time worth waiting),
-        or Draining.
+        Draining, or ActorDown once the actor system has given up.
         """
         if self._closing:
             raise Draining("the engine is shutting down")
         prepared = await self._threads.run(lambda: self._prepare(request))
-        return await self.engine.ask(Submit(prepared), self.settings.ask_deadline_s)
+        asked = asyncio.ensure_future(self.engine.ask(Submit(prepared), self.settings.ask_deadline_s))
+        try:
+            return await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            asked.add_done_callback(self._abandon)
+            raise
+
+    def _abandon(self, asked: asyncio.Future[Run]) -> None:
+        """The client has gone while its request was submitted."""
+        if not asked.cancelled() and asked.exception() is None:
+            self.engine.tell(Cancel(asked.result().id))
 
     async def cache_report(self) -> tuple[CacheReport, tuple[RootReport, ...]]:
         """Return what is kept: bytes by kind, parked conversations, roots."""
@@ -337,6 +352,22 @@ class Engine:
             await self.engine.ask(Drain(), self.settings.drain_s)
             return
         await self._cut_off()
+
+    def _failed(self, failed: asyncio.Future[str]) -> None:
+        if not failed.cancelled():
+            self._giving_up = asyncio.create_task(self._give_up(failed.result()))
+
+    async def _give_up(self, reason: str) -> None:
+        """The actor system has given up: stop the rest of it, and leave no client waiting."""
+        await self._system.stop()
+        self._end_left(reason)
+
+    def _end_left(self, reason: str) -> None:
+        """End the requests that no actor is there to end any more."""
+        now = asyncio.get_running_loop().time()
+        while self._requests:
+            _, request = self._requests.popitem()
+            request.end(ActorDown(reason), now, self.info.exact)
 
     async def _cut_off(self) -> None:
         """End every request now."""

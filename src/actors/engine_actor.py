@@ -81,6 +81,19 @@ class LivingRequest:
     wants: tuple[str, int] | None = None
     timer: asyncio.TimerHandle | None = None
 
+    def end(self, error: RegrowError | None, now: float, exact: Exactness) -> None:
+        """Give a request that no slot serves its terminal event, unless it had one."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.run.ended:
+            return
+        usage = Usage(len(self.prepared.keys), 0, 0)
+        reuse = Reuse("none", None, 0, 0, (now - self.submitted_at) * 1e3, 0.0, 0.0, exact)
+        if error is None:
+            self.run.end(Finished(now, "cancelled", "", usage, reuse))
+        else:
+            self.run.end(Failed(now, error, usage, reuse))
+
 
 class EngineActor:
     """`requests` is the registry of all living requests; it outlives a crash of this actor, so that the next
@@ -247,16 +260,7 @@ class EngineActor:
     def _end(self, request: LivingRequest, error: RegrowError | None) -> None:
         """Forget a request that no slot serves, and give it its terminal event."""
         self._forget(request)
-        if request.run.ended:
-            return
-        now = self._w.now()
-        usage = Usage(len(request.prepared.keys), 0, 0)
-        waited = (now - request.submitted_at) * 1e3
-        reuse = Reuse("none", None, 0, 0, waited, 0.0, 0.0, self._w.exact)
-        if error is None:
-            request.run.end(Finished(now, "cancelled", "", usage, reuse))
-        else:
-            request.run.end(Failed(now, error, usage, reuse))
+        request.end(error, self._w.now(), self._w.exact)
 
     def _done(self, done: RequestDone) -> None:
         if self._placement.given(done.slot) == done.request:

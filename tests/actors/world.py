@@ -5,6 +5,7 @@ session is true, that the ledger is the sum of what is kept, and that nothing is
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -24,12 +25,13 @@ from regrow.actors.events import (
     ReadProgress,
     Token,
 )
-from regrow.actors.messages import CacheStats, EngineStats
+from regrow.actors.messages import CacheStats, EngineStats, Prepared
 from regrow.actors.placement import Placement
 from regrow.actors.root import RootActor
 from regrow.actors.run import Run
 from regrow.actors.slot import SlotActor
 from regrow.config import EngineSettings
+from regrow.errors import BadRequest
 from regrow.policy.directory import HolderId
 from regrow.policy.keys import Keys, as_keys
 from regrow.policy.plan import ChunkTable, ReadPlan, build_plan
@@ -163,12 +165,14 @@ class House:
         return cast(SlotActor, self.engine.lives[f"slot-{number}"])
 
     async def submit(self, request: GenerateRequest) -> Run:
-        run = await self.engine.submit(request)
-        prepared = self.engine._prepare(request)
+        with contextlib.suppress(BadRequest):
+            self._note(self.engine._prepare(request))
+        return await self.engine.submit(request)
+
+    def _note(self, prepared: Prepared) -> None:
         for prefix, cut in zip(prepared.hashes, prepared.plan.cuts, strict=True):
             if prefix not in self.prefixes:
                 self.prefixes[prefix] = hash_of(prepared.keys[:cut])
-        return run
 
     async def ask(self, request: GenerateRequest) -> Answer:
         """Run a request to its end and check that it left everything true."""
@@ -271,15 +275,17 @@ async def house(
     exact: Exactness = "cache",
     budget: int = 1 << 20,
     costs: Costs = Costs(),  # noqa: B008  frozen
+    rests: bool = True,
     **settings: object,
 ) -> AsyncIterator[House]:
-    """Open an engine that checks itself after every message; at the end nothing may run."""
+    """Open an engine that checks itself after every message. rests: at the end nothing may run."""
     runner = runner_in(world, slots=slots, context=context, hybrid=hybrid, costs=costs)
     chosen = replace(EngineSettings(chunk=CHUNK, debug=True), **cast(Any, settings))
     async with engine_in(world, runner, chosen, exact=exact, budget=budget) as engine:
         opened = House(world, runner, engine)
         yield opened
-        await opened.rests()
+        if rests:
+            await opened.rests()
 
 
 def in_house(
