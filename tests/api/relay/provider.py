@@ -6,7 +6,7 @@ life. A prefix under the minimum is neither written nor read. A token is four ch
 read (0.1), written (1.25, or 2 for an hour) or fresh (1).
 
 A provider promises that an entry lives for its TTL, not that it is gone then. `lingering` says how much
-longer one may live, as a part of the TTL: drawn for each use, so that only a margin is safe.
+longer one may live, as a part of the TTL: drawn for each use, or always all of that.
 """
 
 import hashlib
@@ -64,6 +64,7 @@ class Cache:
 
     minimum: int = 1024
     lingering: float = 0.0
+    drawn: bool = True
     seed: int = 0
     entries: dict[bytes, float] = field(default_factory=dict)
     known: dict[bytes, list[Block]] = field(default_factory=dict)
@@ -102,7 +103,7 @@ class Cache:
 
     def _use(self, digest: bytes, ttl: str, at: float, number: int) -> None:
         """How long an entry lives is drawn by time and place of its use: the same for a shorter prompt."""
-        drawn = random.Random(f"{self.seed} {at} {number}").random() if self.lingering else 0.0
+        drawn = random.Random(f"{self.seed} {at} {number}").random() if self.drawn else 1.0
         life = TTL_S[ttl] * (1 + self.lingering * drawn)
         self.entries[digest] = max(self.entries.get(digest, 0.0), at + life)
 

@@ -99,23 +99,24 @@ VARIANTS = {
 }
 
 
-def replay_trace(trace: dict, variant: str = "the rules", ttl: str = "5m") -> Replayed:
-    """Replay a trace before a provider whose entries live for one to two times their TTL."""
-    return replay(trace["id"], requests_of(trace, ttl), variant)
+def replay_trace(trace: dict, variant: str = "the rules", ttl: str = "5m", drawn: bool = True) -> Replayed:
+    """Replay a trace before a provider whose entries live for up to twice their TTL, or always for twice."""
+    return replay(trace["id"], requests_of(trace, ttl), variant, drawn)
 
 
-def replay(name: str, requests: Iterator[Recorded], variant: str = "the rules") -> Replayed:
+def replay(
+    name: str, requests: Iterator[Recorded], variant: str = "the rules", drawn: bool = True
+) -> Replayed:
     chosen = VARIANTS[variant]
     with chosen.without():
-        return _replay(name, requests, chosen.rules)
+        return _replay(name, requests, chosen.rules, Cache(lingering=1.0, drawn=drawn))
 
 
-def _replay(name: str, requests: Iterator[Recorded], rules: Rules) -> Replayed:
+def _replay(name: str, requests: Iterator[Recorded], rules: Rules, alone: Cache) -> Replayed:
     machine = Machine(Path("/nowhere"))
     clock, counts = machine.clock(), Counts()
     touches = Touches(None, clock)
     decider = Decider(touches, Originals(None), Prices(), counts, clock.now, repack_cold=True, rules=rules)
-    alone = Cache(lingering=1.0)
     behind: Cache | None = None
     without = relayed = 0.0
     changed = number = 0

@@ -55,6 +55,15 @@ def load() -> list[dict]:
         return [json.loads(line) for line in lines]
 
 
+def longest_pause(trace: dict) -> float:
+    """Return the longest time (s) that an agent of the trace sent nothing after an answer."""
+    longest, ended = 0.0, {}
+    for request in trace["requests"]:
+        longest = max(longest, request["t"] - ended.get(request["agent"], request["t"]))
+        ended[request["agent"]] = request["t"] + (request["api_s"] or 0.0)
+    return longest
+
+
 def requests_of(trace: dict, ttl: str = "5m") -> Iterator[Recorded]:
     """Yield the requests of a trace in the order of their times."""
     chats = {}
