@@ -8,6 +8,7 @@ running its handler to the end, and messages go round until nobody has any.
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -89,6 +90,7 @@ class Town:
 
     def __init__(self) -> None:
         self.boxes: dict[str, Mailbox] = {}
+        self.failed: Future[str] = Future()  # never done: an actor that crashes ends the bench
 
     def ref(self, name: str) -> Mailbox:
         return self.boxes.setdefault(name, Mailbox(name))
