@@ -286,6 +286,8 @@ class DeviceLoop:
             return
         if job.slot in self._active:
             raise RuntimeError(f"slot {job.slot} has a job already")
+        if self._schedule.reading == job.slot:  # that was another read, or this one would never yield
+            self._schedule = replace(self._schedule, reading=None)
         self._orders += 1
         self._transfers.settle(job.slot, job.start)
         active = _Active(job, deque(job.chunks), self._orders, set(job.snapshot_at))
