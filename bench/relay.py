@@ -104,6 +104,7 @@ async def pieces_ms(http: aiohttp.ClientSession, url: str, body: bytes) -> list[
         for _ in range(PIECES):
             (sent,) = STAMP.unpack(await response.content.readexactly(STAMP.size))
             late.append((time.monotonic() - sent) * 1e3)
+        await response.read()
     return late
 
 

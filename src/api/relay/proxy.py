@@ -159,8 +159,10 @@ class Proxy:
                 break
             if usage is not None:
                 usage.feed(chunk)
-            await response.write(chunk)
-        await response.write_eof()
+            try:
+                await response.write(chunk)
+            except ConnectionResetError:
+                return response  # the client is gone
         return response
 
     def _unreachable(self, request: web.Request, error: Exception) -> web.Response:

@@ -136,6 +136,20 @@ async def test_the_end_of_a_response_is_a_touch(start: Start) -> None:
     assert (await world.get("/relay/status"))["decisions"] == {"pass": 3}
 
 
+async def test_a_client_that_leaves_at_the_last_byte_is_no_error(
+    start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_logs("info", True)
+    world = await start(repack_cold=True)
+    for _ in range(5):
+        body = {"model": "m", "stream": True, "messages": chat(1)}
+        async with world.http.post("/v1/messages", json=body, headers={"x-api-key": KEY}) as response:
+            await response.content.readuntil(b"message_stop")
+            response.close()
+    assert (await world.get("/relay/status"))["tokens"]["output"] == 25
+    assert "rror" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 async def test_no_log_holds_a_key_or_a_text(
     start: Start, capsys: pytest.CaptureFixture[str], as_json: bool
