@@ -124,8 +124,11 @@ class SlotActor:
             return
         if serving.phase == "stopping":  # its reader did not even take the first events
             self._end(serving)
-        else:
-            self._start(serving)
+            return
+        # the deepest first, if there is no room for all; after the mount, whose source may make room for it
+        beyond = [p for p in reversed(admit.wanted) if p > admit.resume]
+        await self._reserve(serving, beyond, size=self._w.geometry.bytes_per_checkpoint)
+        self._start(serving)
 
     async def _mounted(self, serving: Serving, mounted: Mounted, copied: int) -> None:
         """Make the session that of the request, whose first keys the cells hold now, and hold its states."""
@@ -147,8 +150,7 @@ class SlotActor:
         )
         self._put(serving, MountedEvent(self._w.now(), position, mounted.ms))
         self._touch_root(admit)
-        if serving.phase != "stopping":
-            await self._hold_states(serving)
+        await self._reserve(serving, [p for p in self._session.hashes if p <= position], size=0)  # S8
 
     def _start(self, serving: Serving) -> None:
         prepared = serving.admit.prepared
@@ -174,22 +176,10 @@ class SlotActor:
         else:
             self._read_done(serving)
 
-    async def _hold_states(self, serving: Serving) -> None:
-        """Hold the states that are there up to the resume point (S8), and get room for the wanted ones
-        beyond."""
-        admit = serving.admit
-        if not self._w.geometry.hybrid or admit.prepared.cache == "off":
-            return
-        here = admit.resume
-        below = [p for p in self._session.hashes if p <= here]
-        beyond = [
-            p for p in reversed(admit.wanted) if p > here
-        ]  # the deepest first, if there is no room for all
-        await self._reserve(serving, below, size=0)
-        await self._reserve(serving, beyond, size=self._w.geometry.bytes_per_checkpoint)
-
     async def _reserve(self, serving: Serving, positions: list[int], size: int) -> None:
         """Ask for room for the states at `positions`; a state that is there already is held instead (P5)."""
+        if not positions or not self._w.geometry.hybrid or serving.admit.prepared.cache == "off":
+            return
         hashes = self._session.hashes
         wanted = tuple((hashes[p], size) for p in positions)
         leases = await self._w.ask_cache(ReserveStates(self._me, wanted), ())

@@ -286,7 +286,7 @@ class DeviceLoop:
             return
         if job.slot in self._active:
             raise RuntimeError(f"slot {job.slot} has a job already")
-        if self._schedule.reading == job.slot:  # that was another read, or this one would never yield
+        if self._schedule.reading == job.slot:  # another read, which has had its turn
             self._schedule = replace(self._schedule, reading=None)
         self._orders += 1
         self._transfers.settle(job.slot, job.start)

@@ -174,3 +174,34 @@ def test_what_waits_when_a_request_fails_does_not_go_on_from_what_it_shares_with
         assert (answer.reused, answer.tokens) == (0, house.truth(chat("hello", max_tokens=7)))
 
     in_house(scenario, slots=1)
+
+
+@pytest.mark.parametrize("after", INSTANTS)
+def test_a_crash_of_a_slot_ends_its_request_by_name_and_the_slot_serves_on(after: float) -> None:
+    async def scenario(house: House) -> None:
+        running = await crowd(house)
+        await asyncio.sleep(after)
+        house.crash("slot-0")
+        reasons = await all_end(house, running, "ActorDown")
+        assert reasons.count("ActorDown") <= 1
+        if after < 1:  # the first two run, the others wait
+            assert reasons == ["ActorDown", "length", "length", "length"]
+        assert (await house.engine.status()).slots[0].length > 0
+
+    in_house(scenario)
+
+
+def test_a_crash_of_the_root_actor_costs_the_roots_and_no_request() -> None:
+    async def scenario(house: House) -> None:
+        await house.ask(chat("hello"))
+        assert [root.tokens for root in (await house.engine.status()).roots] == [system_end(chat("hello"))]
+        run = await house.submit(chat("who else?", system=OTHER))
+        house.crash("roots")
+        answer = await house.ended(run)
+        assert answer.tokens == house.truth(chat("who else?", system=OTHER))
+        status = await house.engine.status()
+        assert [root.tokens for root in status.roots] == [system_end(chat("hi", system=OTHER))]
+        again = await house.ask(chat("hello", "well", "yes"))
+        assert again.tokens == house.truth(chat("hello", "well", "yes"))
+
+    in_house(scenario)

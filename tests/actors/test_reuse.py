@@ -329,3 +329,42 @@ def test_a_slot_that_is_about_to_be_overwritten_is_no_source(hybrid: bool) -> No
         assert answers[1].tokens == house.truth(chat("something else"))
 
     in_house(scenario, hybrid=hybrid)
+
+
+def test_a_cache_too_small_for_a_state_refuses_it_and_serves_the_request() -> None:
+    async def scenario(house: House) -> None:
+        for _ in range(2):
+            answer = await house.ask(chat("hi"))
+            assert (answer.reused, answer.tokens) == (0, house.truth(chat("hi")))
+        cache = (await house.engine.status()).cache
+        assert (cache.states, cache.peak, cache.evictions) == (0, 0, 0)
+        assert cache.refusals > 0
+
+    in_house(scenario, seeds=[0], budget=7)
+
+
+def test_with_room_for_one_state_the_newest_turn_has_it() -> None:
+    async def scenario(house: House) -> None:
+        first = await house.ask(chat("hi"))
+        second = chat("hi", first.text, "more")
+        answer = await house.ask(second)
+        assert answer.reused == starts(second)[0]
+        assert house.slot(0).session.chain.positions == (starts(second)[1],)
+        assert (await house.engine.status()).cache.peak <= 8
+
+    in_house(scenario, seeds=[0], budget=8)
+
+
+def test_what_is_evicted_is_no_place_to_resume_and_the_answer_stays_right() -> None:
+    async def scenario(house: House) -> None:
+        chats = [[f"chat {i}"] for i in range(3)]
+        for _ in range(3):
+            for contents in chats:
+                answer = await house.ask(chat(*contents))
+                assert answer.tokens == house.truth(chat(*contents))
+                contents += [answer.text, "and?"]
+        cache = (await house.engine.status()).cache
+        assert cache.evictions > 0
+        assert sum(cache.used.values()) <= cache.peak <= 32
+
+    in_house(scenario, seeds=[0], budget=32, slots=3)
