@@ -66,7 +66,7 @@ class Faulty:
             () if row.slot == self.spoil else t for row, t in zip(rows, result.tokens, strict=True)
         )
         self.spoil = None
-        return StepResult(spoiled)
+        return replace(result, tokens=spoiled)
 
 
 @dataclass(frozen=True, slots=True)
