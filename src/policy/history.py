@@ -11,8 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-
-from typing_extensions import TypeIs
+from typing import TypeGuard
 
 Message = Mapping[str, object]
 
@@ -128,7 +127,7 @@ def _text(text: object, originals: dict[str, str]) -> object:
     return short
 
 
-def _is(block: object, kind: str) -> TypeIs[Message]:
+def _is(block: object, kind: str) -> TypeGuard[Message]:
     return isinstance(block, dict) and block.get("type") == kind
 
 

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import os
+import threading
 import zlib
 from collections.abc import AsyncIterator
 
@@ -238,6 +239,42 @@ async def test_a_client_that_does_not_read_holds_the_provider_back(start: Start)
         assert flowed < 256 << 20
         response.close()
     await asyncio.wait_for(world.provider.left.wait(), 20)
+
+
+async def test_a_client_that_leaves_while_its_prompt_is_looked_into_leaves_nothing_open(start: Start) -> None:
+    world = await start(repack_cold=True)
+    decider, looking, go_on = world.relay.decider, asyncio.Event(), threading.Event()
+    loop, real = asyncio.get_running_loop(), decider.consider
+
+    def slow(*prompt: object) -> object:
+        loop.call_soon_threadsafe(looking.set)
+        assert go_on.wait(20)
+        return real(*prompt)
+
+    body = json.dumps({"model": "m", "system": "s" * 9000, "messages": chat(20)})
+    decider.consider = slow
+    leaving = asyncio.create_task(world.http.post("/v1/messages", data=body, headers=AUTH))
+    await looking.wait()
+    leaving.cancel()
+    await asyncio.wait([leaving])
+    decider.consider = real
+    go_on.set()
+    while not world.relay.touches.book:
+        await world.get("/relay/status")
+    world.machine.true += 601
+    async with world.http.post("/v1/messages", data=body, headers=AUTH):
+        pass
+    assert (await world.get("/relay/status"))["decisions"] == {"pass": 1, "cold": 1}
+
+
+async def test_it_is_no_proxy_to_anywhere(start: Start) -> None:
+    world = await start()
+    url = URL(world.url)
+    reader, writer = await asyncio.open_connection(url.host, url.port)
+    writer.write(b"GET http://elsewhere.example/ HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert (await reader.readline()).startswith(b"HTTP/1.1 400")
+    writer.close()
+    assert world.provider.received == []
 
 
 async def test_browsers_on_other_pages_are_refused(start: Start) -> None:
