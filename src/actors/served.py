@@ -99,11 +99,12 @@ def _context(settings: EngineSettings, loaded: LoadedModel, geometry: Geometry, 
     if wanted > loaded.context:
         raise BadConfig(f"--ctx {wanted}: the model was made for at most {loaded.context} tokens")
     free = device_memory(device)[1]
-    fits = context_that_fits(wanted, geometry.bytes_per_token, settings.parallel, free)
-    if fits < (settings.context or LEAST_CONTEXT):
+    slots = settings.parallel + settings.verify
+    fits = context_that_fits(wanted, geometry.bytes_per_token, slots, free)
+    if fits < (settings.context or min(wanted, LEAST_CONTEXT)):
         raise BadConfig(
             f"--ctx {wanted} with --parallel {settings.parallel} needs "
-            f"{wanted * geometry.bytes_per_token * settings.parallel // MIB} MiB for the slots; "
+            f"{wanted * geometry.bytes_per_token * slots // MIB} MiB for the slots; "
             f"half of the {free // MIB} MiB that are free holds {fits} tokens each"
         )
     return fits
