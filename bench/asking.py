@@ -1,5 +1,4 @@
-"""Requests to an engine as a bench makes them: one that is answered to its end, one that decodes all the
-while."""
+"""Requests to an engine as a bench makes them: answered to the end, or decoding all the while."""
 
 import asyncio
 import random
@@ -13,28 +12,7 @@ from regrow.actors.events import Failed, Finished, Reuse, Token
 from regrow.actors.run import Run
 
 MIB = 1024 * 1024
-WORDS = [
-    "the",
-    "agent",
-    "reads",
-    "a",
-    "file",
-    "then",
-    "it",
-    "runs",
-    "some",
-    "tests",
-    "and",
-    "tells",
-    "which",
-    "of",
-    "these",
-    "rules",
-    "a",
-    "change",
-    "would",
-    "break",
-]
+WORDS = ("agent", "reads", "file", "runs", "tests", "tells", "rules", "change", "breaks", "then", "which")
 
 
 @dataclass(frozen=True, slots=True)

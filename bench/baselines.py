@@ -2,15 +2,13 @@
 slots.
 
 - whole: conversations move to memory with all their checkpoints when their slot is needed, and back; the
-least
-  recently used one is dropped whole.
+  least recently used one is dropped whole.
 - newest: the same, but a conversation has only its newest checkpoint.
 - slots: checkpoints live and die with the slot; there is nothing beside the slots.
 
 All three use the slot or the conversation that saves most; none of them copies from one that lives on.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -93,18 +91,14 @@ class Baseline:
         mine.prefixes = frozenset(turn.prefixes)
 
     def _fit(self) -> None:
-        """Drop what was used least recently until the rest fits."""
-        for conversation in self._oldest():
-            if self._bytes() <= self._budget:
-                return
-            if conversation in self._parked:
-                self._parked.remove(conversation)
-            else:
-                conversation.states.clear()
-
-    def _oldest(self) -> Iterator[Conversation]:
-        yield from sorted(self._parked, key=lambda c: c.used)
-        yield from sorted(self._slots, key=lambda c: c.used)
+        """Drop what was used least recently until the rest fits: whole parked conversations, then the lowest
+        checkpoints of the slots."""
+        for parked in sorted(self._parked, key=lambda c: c.used):
+            if self._bytes() > self._budget:
+                self._parked.remove(parked)
+        for slot in sorted(self._slots, key=lambda c: c.used):
+            while slot.states and self._bytes() > self._budget:
+                del slot.states[min(slot.states)]
 
     def _bytes(self) -> int:
         states = sum(len(c.states) for c in (*self._slots, *self._parked)) * self._size.state

@@ -1,11 +1,11 @@
 """Bits that differ by how a prompt arrived: none may, in exactness mode full (V3).
 
-One prompt of several turns is answered on an engine with its cache off, alone: that is the reference. Then it
-arrives in every other way: read cold, gone on with where it ended, resumed from each cut of its plan, from
-another idle slot, from a donor that decodes meanwhile, from a parked copy, from a root whose conversation is
-gone, after waiting for the chat that reads its system prompt; each alone and beside other slots that decode.
-Compared are the digest of every part of the slot (cells of each layer, every running state), and the tokens
-of the answer, drawn at temperature 1.
+One prompt of several turns is answered on an engine with its cache off, alone: that is the reference. Then
+it arrives in every other way: read cold, gone on with where it ended, resumed from each cut of its plan,
+from another idle slot, from a donor that decodes meanwhile, from a parked copy, from a root whose
+conversation is gone, after waiting for the chat that reads its system prompt; each alone and beside other
+slots that decode. Compared are the digest of every part of the slot (cells of each layer, every running
+state), and the tokens of the answer, drawn at temperature 1.
 
 A cache salt of its own keeps each arrival from all others. The exit status is 1 where anything differs, or
 where a way was not taken. --model takes names of models, separated by commas; `all` is every random family.
@@ -31,6 +31,8 @@ QUICK = ("random:llama", "random:gemma3", "random:qwen3_5", "random:falcon_h1")
 CHUNK = 64
 SLOTS = 4
 ANSWER = 12
+SYSTEM, TURN = 5 * CHUNK, 2 * CHUNK + 20  # tokens
+BESIDE = (0, 2)
 DEADLINE_S = 60.0
 
 
@@ -184,7 +186,7 @@ async def measure(model: str, opts: harness.Options) -> list[dict[str, harness.C
     )
     async with Engine.open(replace(base, cache=False)) as engine:
         texts = Texts(engine, opts.seed)
-        system, turns = texts.of(5 * CHUNK), [texts.of(2 * CHUNK + 20) for _ in range(3)]
+        system, turns = texts.of(SYSTEM), [texts.of(TURN) for _ in range(3)]
         messages = texts.chat(system, *turns)
         ids, plan = await engine.plan_of(GenerateRequest(messages=messages))
         lone = lone_budget(engine, system_end(plan))
@@ -211,7 +213,7 @@ async def measure(model: str, opts: harness.Options) -> list[dict[str, harness.C
 
 async def _alone_and_beside(ways: Ways, way: Callable[[], Awaitable[list[Arrival]]]) -> list[Arrival]:
     found = []
-    for ways.streams in (0, 2):
+    for ways.streams in BESIDE:
         found += await way()
     return found
 
@@ -224,7 +226,7 @@ def main() -> None:
     harness.report("exact", opts, "Parts and tokens that differ by how a prompt arrived", rows)
     differing = sum(int(str(row["differing"])) for row in rows)
     print(f"{sum(int(str(row['compared'])) for row in rows)} compared, {differing} differ")
-    sys.exit(differing > 0)
+    sys.exit(1 if differing else 0)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,7 @@ USER_S = 60.0  # who takes longer than this to go on is a user, not a tool
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request: when it comes and how long it is answered, in seconds; its plan and the prefix at each
-    cut.
+    """One request: when it comes and how long it is answered, in seconds; its plan, the prefix at each cut.
 
     known: the deepest cut that an earlier request of this trace has read.
     """

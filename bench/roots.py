@@ -5,9 +5,9 @@ conversation, or by nobody but the root itself; the new chat comes alone or besi
 (the holder is one of them where it decodes). The control has its cache off. Every round has a system prompt
 of its own.
 
-The floor is reading only the new tokens, in place, on an idle engine; cold is reading the whole prompt of the
-first chat, beside nothing. Both are measured in the same round as the figure they divide. `new` counts the
-tokens that the two chats do not share; the last one of a prompt is not read but fed by the first step.
+The floor is reading only the new tokens, in place, on an idle engine; cold is reading the whole prompt of
+the first chat, beside nothing. Both are measured in the same round as the figure they divide. `new` counts
+the tokens that the two chats do not share; the last one of a prompt is not read but fed by the first step.
 """
 
 import asyncio
@@ -41,16 +41,15 @@ class Round:
 
 
 class Case:
-    """One way to hold the system prompt of `root` tokens, on an engine of its own. floor: has one slot."""
+    """One way to hold the system prompt, on an engine of its own. floor: an engine with one slot."""
 
-    def __init__(self, engine: Engine, floor: Engine, texts: Texts, holder: Holder, root: int) -> None:
-        self._engine, self._floor, self._texts = engine, floor, texts
-        self._holder, self._root = holder, root
-        self._floor_system = texts.of(root)
+    def __init__(self, engine: Engine, floor: Engine, texts: Texts, holder: Holder) -> None:
+        self._engine, self._floor, self._texts, self._holder = engine, floor, texts, holder
+        self._floor_system = texts.of(ROOT)
 
     async def round(self, beside: bool) -> Round:
         """Read a new system prompt, bring about the case, open the new chat."""
-        engine, system = self._engine, self._texts.of(self._root)
+        engine, system = self._engine, self._texts.of(ROOT)
         first = self._chat(system, lone_tokens(engine) if self._holder == "gone" else QUESTION)
         second = self._chat(system)
         async with AsyncExitStack() as streams:
@@ -73,9 +72,7 @@ class Case:
         return Round(answered, new, cold, floor.seconds)
 
     def _chat(self, system: str, tokens: int = QUESTION) -> GenerateRequest:
-        return GenerateRequest(
-            messages=self._texts.chat(system, self._texts.of(tokens)), max_tokens=2, ignore_eos=True
-        )
+        return GenerateRequest(messages=self._texts.chat(system, self._texts.of(tokens)), max_tokens=2)
 
 
 def row(holder: Holder, beside: bool, rounds: Sequence[Round]) -> dict[str, harness.Cell]:
@@ -99,7 +96,7 @@ def row(holder: Holder, beside: bool, rounds: Sequence[Round]) -> dict[str, harn
     }
 
 
-async def measure(opts: harness.Options, root: int = ROOT) -> list[dict[str, harness.Cell]]:
+async def measure(opts: harness.Options) -> list[dict[str, harness.Cell]]:
     def settings(slots: int, *, cache: bool = True, mib: int | None = None) -> EngineSettings:
         return EngineSettings(
             model=opts.model, exact=opts.exact, parallel=slots, context=CONTEXT, cache=cache, cache_mib=mib
@@ -109,9 +106,9 @@ async def measure(opts: harness.Options, root: int = ROOT) -> list[dict[str, har
     async with Engine.open(settings(1)) as floor:
         texts = Texts(floor, opts.seed)
         for holder, slots in SLOTS.items():
-            mib = lone_budget(floor, root) if holder == "gone" else None
+            mib = lone_budget(floor, ROOT) if holder == "gone" else None
             async with Engine.open(settings(slots, cache=holder != "cache off", mib=mib)) as engine:
-                case = Case(engine, floor, texts, holder, root)
+                case = Case(engine, floor, texts, holder)
                 for beside in (False, True):
                     rounds = [await case.round(beside) for _ in range(1 if opts.quick else 5)]
                     rows.append(row(holder, beside, rounds))

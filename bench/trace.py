@@ -1,12 +1,12 @@
 """The cache policy alone on recorded agent traces: how much of what could be reused is reused.
 
 regrow's own actors serve the traces without a model (`alone.py`), beside three simpler caches
-(`baselines.py`), all with four slots and the same bytes. The figure is the hit rate over the ideal: every cut
-of the read plan that was ever read is there. `closes` is the part of the way from the best of the three to
-the ideal that regrow goes.
+(`baselines.py`), all with four slots and the same bytes. The figure is the hit rate over the ideal: every
+cut of the read plan that was ever read is there. `closes` is the part of the way from the best of the three
+to the ideal that regrow goes.
 
-Memory is given as the part of what the open conversations weigh: so many times the cells and six states of a
-median conversation at its end. The four slots' own cells come on top. Options beside the shared ones:
+Memory is given as the part of what the open conversations weigh: so many times the cells and six states of
+a median conversation at its end. The four slots' own cells come on top. Options beside the shared ones:
 --traces PATH, --half tune|report (which half of the traces, drawn by the seed), --sample N (of that half).
 """
 
@@ -35,8 +35,8 @@ MEMORY = {"ample": None, "1/2": 1 / 2, "1/4": 1 / 4, "1/10": 1 / 10}
 QUICK_MEMORY = ("ample", "1/4", "1/10")
 BASELINES: tuple[Name, ...] = ("whole", "newest", "slots")
 SIZES = {
-    # 48 layers: 36 with a recurrent state of 48 x 128 x 128 floats, 118.0 MB in all with the convolutions;
-    # 12 with attention: keys and values of 2 heads x 256 and one indexer key of 128, in bfloat16
+    # 48 layers: 36 with a recurrent state of 48 x 128 x 128 floats, 118.0 MB with the convolutions; 12 with
+    # attention: keys and values of 2 heads x 256 and one indexer key of 128, in bfloat16
     "Qwen3.8-Flash-Next": Size(token=12 * (2 * 2 * 256 + 128) * 2, state=118_000_000),
     # 36 layers with keys and values of 8 heads x 128 in bfloat16
     "Qwen3-8B": Size(token=36 * 2 * 8 * 128 * 2, state=0),
