@@ -220,6 +220,7 @@ class EngineActor:
                 request=request.run.id,
                 prepared=prepared,
                 run=request.run,
+                life=self._placement.sessions[placed.slot].life,
                 resume=placed.position,
                 source=placed.source,
                 holder=placed.holder,

@@ -117,12 +117,14 @@ class Admit:
     """To a slot: serve this request from its first `resume` keys, which `holder` has (the slot itself,
     another slot, a parked conversation or a root; None where nothing is reused).
 
-    wanted: the cuts that should get a checkpoint, learned ones included (P3, P4).
+    wanted: the cuts that should get a checkpoint, learned ones included (P3, P4). life: of the slot's actor
+    that this was placed for.
     """
 
     request: str
     prepared: Prepared
     run: Run
+    life: int
     resume: int
     source: Source
     holder: HolderId | None
@@ -142,7 +144,7 @@ class WantCut:
 
 @dataclass(frozen=True, slots=True)
 class Stale:
-    """To the engine: the source was not what the placement took it for; plan again (S5)."""
+    """To the engine: slot or source were not what the placement took them for; plan again (S5)."""
 
     slot: int
     request: str
@@ -164,10 +166,11 @@ class SessionChanged:
     """To the engine: what a slot holds now, as the directory keeps it.
 
     keys: what its cells hold (shared, read-only). live: its running state is the one at the end of them.
-    reading: the request it serves is still being read.
+    reading: the request it serves is still being read. life: of the slot's actor that says so.
     """
 
     slot: int
+    life: int
     holder: Holder
     namespace: Namespace | None
     keys: Keys

@@ -104,7 +104,7 @@ class SlotActor:
         return None
 
     async def _admit(self, admit: Admit) -> None:
-        if self._serving is not None:
+        if self._serving is not None or admit.life != self._life:
             self._w.engine.tell(Stale(self._slot, admit.request))
             return
         self._epoch += 1
@@ -425,6 +425,7 @@ class SlotActor:
         self._w.engine.tell(
             SessionChanged(
                 slot=self._slot,
+                life=self._life,
                 holder=session.holder(self._slot, self._version, busy=serving is not None),
                 namespace=session.namespace,
                 keys=session.keys[: session.public],

@@ -75,7 +75,7 @@ class Desk:
         self.versions[slot] += 1
         version = self.versions[slot]
         holder = Holder(HolderId("slot", slot), version=version)
-        await self(SessionChanged(slot, holder, None, as_keys(()), live=False, reading=False))
+        await self(SessionChanged(slot, 0, holder, None, as_keys(()), live=False, reading=False))
 
 
 def prepared(text: str) -> Prepared:

@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+from regrow.errors import ActorDown
+from regrow.policy.request import GenerateRequest
 from tests.actors.world import OTHER, Answer, House, chat, in_house, keys_of, raw, stranger, system_end
 from tests.world.fake_runner import Operation
 
@@ -205,3 +207,59 @@ def test_a_crash_of_the_root_actor_costs_the_roots_and_no_request() -> None:
         assert again.tokens == house.truth(chat("hello", "well", "yes"))
 
     in_house(scenario)
+
+
+async def steps(n: int) -> None:
+    """Let the event loop go on by so many rounds."""
+    for _ in range(n):
+        await asyncio.sleep(0)
+
+
+async def parked_turn(house: House, number: int) -> GenerateRequest:
+    """Have a conversation parked by another one, and return its next turn."""
+    first = await house.ask(stranger(2 * number))
+    await house.ask(stranger(2 * number + 1))
+    return stranger(2 * number, first.text, "more")
+
+
+@pytest.mark.parametrize("name", ["cache", "device", "engine", "roots", "slot-0"])
+@pytest.mark.parametrize("hybrid", [True, False], ids=["hybrid", "attention"])
+def test_a_crash_at_any_step_of_a_mount_leaves_nothing_behind(name: str, hybrid: bool) -> None:
+    async def scenario(house: House) -> None:
+        reasons = set()
+        for number in range(36):
+            request = await parked_turn(house, number)
+            running = asyncio.create_task(house.ask(request))
+            await steps(number)
+            house.crash(name)
+            try:
+                answer = await running
+            except ActorDown:
+                reasons.add("not submitted")
+            else:
+                reasons.add(answer.reason)
+                assert answer.tokens == house.truth(request)[: len(answer.tokens)]
+            assert (await house.ask(request)).tokens == house.truth(request)
+            await asyncio.sleep(61)  # or the restart limit would be exceeded
+        assert reasons <= {"length", "DeviceFailed", "ActorDown", "not submitted"}
+        assert "length" in reasons
+        assert name not in ("cache", "roots") or reasons == {"length"}
+
+    in_house(scenario, seeds=[1], slots=1, hybrid=hybrid)
+
+
+@pytest.mark.parametrize("hybrid", [True, False], ids=["hybrid", "attention"])
+def test_what_is_forgotten_at_any_step_of_a_mount_is_read_again(hybrid: bool) -> None:
+    async def scenario(house: House) -> None:
+        reused = set()
+        for number in range(36):
+            request = await parked_turn(house, number)
+            running = asyncio.create_task(house.ask(request))
+            await steps(number)
+            await house.engine.forget()
+            answer = await running
+            assert (answer.reason, answer.tokens) == ("length", house.truth(request))
+            reused.add(answer.reused > 0)
+        assert reused == {False, True}
+
+    in_house(scenario, seeds=[1], slots=1, hybrid=hybrid)
