@@ -243,24 +243,27 @@ async def test_a_client_that_does_not_read_holds_the_provider_back(start: Start)
 
 async def test_a_client_that_leaves_while_its_prompt_is_looked_into_leaves_nothing_open(start: Start) -> None:
     world = await start(repack_cold=True)
-    decider, looking, go_on = world.relay.decider, asyncio.Event(), threading.Event()
-    loop, real = asyncio.get_running_loop(), decider.consider
+    decider, looking, ended, go_on = world.relay.decider, asyncio.Event(), asyncio.Event(), threading.Event()
+    loop, consider, finished = asyncio.get_running_loop(), decider.consider, decider.finished
 
     def slow(*prompt: object) -> object:
         loop.call_soon_threadsafe(looking.set)
         assert go_on.wait(20)
-        return real(*prompt)
+        return consider(*prompt)
+
+    def counted(*answer: object) -> None:
+        finished(*answer)
+        loop.call_soon_threadsafe(ended.set)
 
     body = json.dumps({"model": "m", "system": "s" * 9000, "messages": chat(20)})
-    decider.consider = slow
+    decider.consider, decider.finished = slow, counted
     leaving = asyncio.create_task(world.http.post("/v1/messages", data=body, headers=AUTH))
     await looking.wait()
     leaving.cancel()
     await asyncio.wait([leaving])
-    decider.consider = real
     go_on.set()
-    while not world.relay.touches.book:
-        await world.get("/relay/status")
+    await asyncio.wait_for(ended.wait(), 20)
+    decider.consider, decider.finished = consider, finished
     world.machine.true += 601
     async with world.http.post("/v1/messages", data=body, headers=AUTH):
         pass
