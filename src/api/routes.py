@@ -1,0 +1,55 @@
+"""All routes in one table: what each takes, and whether it is answered without a key.
+
+The application, its checks of keys, `/openapi.json` and the fuzz tests are made from it; a route that is not
+in it does not exist.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from aiohttp.typedefs import Handler
+from msgspec import Struct
+
+from regrow.api.cache import delete_cache, delete_root, get_cache
+from regrow.api.chat import chat_completions
+from regrow.api.completions import completions
+from regrow.api.models import get_model, list_models
+from regrow.api.schema import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TemplateRequest,
+    TokenizeRequest,
+)
+from regrow.api.status import health, ready, status
+from regrow.api.tokens import apply_template, detokenize, tokenize
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """path: as aiohttp writes it, {name} or {name:pattern}. body: what its JSON body is checked against.
+    keyless: answered without a key, or it asks for one itself (a WebSocket, in its first message)."""
+
+    method: Literal["GET", "POST", "DELETE"]
+    path: str
+    handler: Handler
+    about: str
+    body: type[Struct] | None = None
+    keyless: bool = False
+
+
+ROUTES = (
+    Route("POST", "/v1/chat/completions", chat_completions, "Answer a chat", ChatRequest),
+    Route("POST", "/v1/completions", completions, "Continue prompts as they are", CompletionRequest),
+    Route("POST", "/tokenize", tokenize, "Show the tokens of a text or a chat", TokenizeRequest),
+    Route("POST", "/detokenize", detokenize, "Show the text of tokens", DetokenizeRequest),
+    Route("POST", "/apply-template", apply_template, "Show the prompt that a chat becomes", TemplateRequest),
+    Route("GET", "/v1/models", list_models, "List what is served"),
+    Route("GET", "/v1/models/{name:.+}", get_model, "Show one model"),
+    Route("GET", "/v1/status", status, "Show what the server is doing"),
+    Route("GET", "/v1/cache", get_cache, "Show what is kept"),
+    Route("DELETE", "/v1/cache", delete_cache, "Forget all that is kept and not in use"),
+    Route("DELETE", "/v1/cache/roots/{id}", delete_root, "Forget one system prompt"),
+    Route("GET", "/health", health, "Tell that the process lives", keyless=True),
+    Route("GET", "/ready", ready, "Tell whether requests are taken", keyless=True),
+)
