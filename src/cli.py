@@ -63,6 +63,9 @@ DTYPES = one_of("auto", "float32", "bfloat16", "float16")
 LEVELS = one_of("debug", "info", "warning", "error")
 NATURAL = whole(0)
 VERIFY = Kind("off|reread", "one of off, reread", {"off": False, "reread": True}.__getitem__)
+API_KEY = _setting(
+    "api-key", NAMES, "keys, one of which requests must show (better REGROW_API_KEY)", "none", "api_keys"
+)
 ALLOW_OPEN = Option("allow-open", "allow_open", SWITCH, False, "allow an address that others can reach")
 LOGGING = (
     Option("log-level", "log_level", LEVELS, "info", "what to log"),
@@ -110,7 +113,10 @@ SERVE = {
         ALLOW_OPEN,
         _setting("queue", NATURAL, "requests that may wait for a slot"),
         _setting("keepalive-s", real(0.1, 3600), "seconds of silence before a stream gets a comment"),
+        API_KEY,
+        Option("api-key-file", "api_key_file", PATH, None, "a file with such keys, one a line", "none"),
         _setting("drain-s", real(0), "seconds that running requests get at the end"),
+        _setting("cors", NAMES, "origins whose pages may use the server; * = any", "none"),
     ),
     "other": LOGGING,
 }
@@ -120,6 +126,7 @@ CHAT = {
         Option("system", "system", text("TEXT"), "", "the system prompt", "none"),
         CONFIG,
     )
+        API_KEY,
 }
 MODELS = {"models": (MODEL_DIR, CONFIG)}
 DOCTOR = {"model": (CHAT_TEMPLATE, MODEL_DIR, CONFIG)}
@@ -233,7 +240,11 @@ def all_options(*commands: Mapping[str, Sequence[Option]]) -> list[Option]:
 
 
 def serve_settings(values: Mapping[str, Any]) -> tuple[EngineSettings, ServerSettings]:
-    """Return the settings that the values of SERVE make; raises BadConfig for an open host."""
+    """Return the settings that the values of SERVE make; raises BadConfig for an open host without keys."""
+    from regrow.api.keys import keys_in
+
+    if (path := values["api_key_file"]) is not None:
+        values = {**values, "api_keys": (*values["api_keys"], *keys_in(path))}
     _check_host(values)
 
     def fill(kind: type[Settings]) -> Settings:
@@ -247,10 +258,11 @@ def _check_host(values: Mapping[str, Any]) -> None:
     from regrow.api.guard import is_loopback
 
     host = values["host"]
-    if not is_loopback(host) and not values["allow_open"]:
+    if not is_loopback(host) and not values.get("api_keys") and not values["allow_open"]:
+        keys = "--api-key, " if "api_keys" in values else ""
         raise BadConfig(
             f"--host {host}: others could reach the server there, and it has no keys; "
-            "give a loopback address such as 127.0.0.1, or --allow-open"
+            f"give a loopback address such as 127.0.0.1, {keys}or --allow-open"
         )
 
 
@@ -298,7 +310,7 @@ def _chat(arguments: argparse.Namespace) -> int:
     values = values_of(CHAT, arguments)
     from regrow.api.terminal import chat
 
-    return chat(values["url"], values["system"])
+    return chat(values["url"], values["system"], next(iter(values["api_keys"]), None))
 
 
 def _models(arguments: argparse.Namespace) -> int:

@@ -1,6 +1,6 @@
 """One frozen settings object, read once at start (command line, `cli.py`; Python, `EngineSettings(...)`)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -51,7 +51,12 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """How the HTTP server listens. `body_limit` in bytes."""
+    """How the HTTP server listens.
+
+    api_keys: one of them must be shown with every request; none: anybody is let in. cors: origins whose pages
+    may use the server, "*" for any. body_limit in bytes. idle_s: how long a connection may take until the
+    head of a request is there; body_s: until the body is.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8420
@@ -62,7 +67,11 @@ class ServerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    cors: tuple[str, ...] = ()
 class RelaySettings:
+    idle_s: float = 75.0
+    body_s: float = 60.0
     """How the relay runs. upstream: the provider's URL. style: of the prompts it looks into; None: both.
 
     repack_cold, prune: what it may change (C6, C10). data_dir: where its state is kept; None: nowhere.

@@ -15,6 +15,7 @@ random:llama --ctx 512 --dtype bfloat16 --chat-template t.jinja --model-dir /m -
 --device cpu --threads 2 --parallel 3 --chunk 128 --decode-share 0.25 --exact off
 --cache off --checkpoints 2 --checkpoint-every 64 --roots 1 --root-min 9 --cache-mib 77
 --root-cells never --verify reread
+--api-key one,two --cors http://a.org,http://b.org
 --host ::1 --port 0 --queue 5 --keepalive-s 0.5 --drain-s 3
 """
 HEAVY = ("torch", "transformers", "numpy", "aiohttp", "rich")
@@ -72,7 +73,14 @@ def test_every_option_reaches_its_setting(settings) -> None:
         queue=5,
         drain_s=3.0,
     )
-    assert server == ServerSettings(host="::1", port=0, served_names=("a", "b"), keepalive_s=0.5)
+    assert server == ServerSettings(
+        host="::1",
+        port=0,
+        served_names=("a", "b"),
+        keepalive_s=0.5,
+        api_keys=("one", "two"),
+        cors=("http://a.org", "http://b.org"),
+    )
 
 
 def test_an_option_sets_what_exists_and_shows_the_default_of_the_settings() -> None:
@@ -80,7 +88,7 @@ def test_an_option_sets_what_exists_and_shows_the_default_of_the_settings() -> N
         f.name: f.default for kind in (EngineSettings, ServerSettings) for f in dataclasses.fields(kind)
     }
     for option in cli.all_options(cli.SERVE):
-        if option.field not in ("allow_open", "log_level", "log_json"):
+        if option.field not in ("allow_open", "api_key_file", "log_level", "log_json"):
             assert option.default == fields[option.field]
 
 
@@ -89,8 +97,10 @@ def test_every_setting_for_users_has_an_option() -> None:
     assert fields - {option.field for option in cli.all_options(cli.SERVE)} == {
         "ask_deadline_s",
         "body_limit",
+        "body_s",
         "debug",
         "event_buffer",
+        "idle_s",
         "message_limit",
     }
 
@@ -150,6 +160,27 @@ def test_an_address_that_others_can_reach_needs_allow_open(
 ) -> None:
     assert "--allow-open" in refusal(capsys, "serve", "--host", host)
     assert settings("--host", host, "--allow-open")[1].host == host
+
+
+def test_with_a_key_any_address_is_served(settings) -> None:
+    assert settings("--host", "0.0.0.0", "--api-key", "secret")[1].host == "0.0.0.0"
+
+
+def test_keys_come_from_a_file_too(settings, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "keys"
+    path.write_text("# of the team\n\n second \nthird\n")
+    assert settings("--api-key", "first", "--api-key-file", str(path))[1].api_keys == (
+        "first",
+        "second",
+        "third",
+    )
+    path.write_text("# none yet\n")
+    assert "--api-key-file" in refusal(capsys, "serve", "--api-key-file", str(path))
+    assert "--api-key-file" in refusal(capsys, "serve", "--api-key-file", str(tmp_path / "nowhere"))
+
+
+def test_keys_stand_in_no_printed_settings(settings) -> None:
+    assert "secret" not in repr(settings("--api-key", "secret"))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])

@@ -26,6 +26,10 @@ class Refused(RegrowError):
     """The request comes from where it may not come from (Host, Origin)."""
 
 
+class Unauthorized(RegrowError):
+    """The request shows no key that is taken."""
+
+
 class Cancelled(RegrowError):
     """The answer was ended early, and not by the client that waits for it."""
 
@@ -42,6 +46,7 @@ class Answer:
 
 ANSWERS: dict[type[RegrowError], Answer] = {
     BadRequest: Answer(400, "invalid_request_error", None),
+    Unauthorized: Answer(401, "authentication_error", "invalid_api_key"),
     Refused: Answer(403, "invalid_request_error", "refused"),
     ModelNotFound: Answer(404, "invalid_request_error", "model_not_found"),
     Overloaded: Answer(429, "rate_limit_error", "overloaded"),
@@ -91,6 +96,8 @@ def response_of(error: Exception) -> web.Response:
     answer = answer_for(error) if isinstance(error, RegrowError) else UNEXPECTED
     retry_after = error.retry_after if isinstance(error, Overloaded) else answer.retry_after
     headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
     return json_response(body_of(error), answer.status, headers)
 
 

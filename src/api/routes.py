@@ -4,16 +4,12 @@ The application, its checks of keys, `/openapi.json` and the fuzz tests are made
 in it does not exist.
 """
 
-from dataclasses import dataclass
-from typing import Literal
-
-from aiohttp.typedefs import Handler
-from msgspec import Struct
-
 from regrow.api.cache import delete_cache, delete_root, get_cache
 from regrow.api.chat import chat_completions
 from regrow.api.completions import completions
 from regrow.api.models import get_model, list_models
+from regrow.api.openapi import openapi
+from regrow.api.route import Route
 from regrow.api.schema import (
     ChatRequest,
     CompletionRequest,
@@ -23,20 +19,6 @@ from regrow.api.schema import (
 )
 from regrow.api.status import health, ready, status
 from regrow.api.tokens import apply_template, detokenize, tokenize
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """path: as aiohttp writes it, {name} or {name:pattern}. body: what its JSON body is checked against.
-    keyless: answered without a key, or it asks for one itself (a WebSocket, in its first message)."""
-
-    method: Literal["GET", "POST", "DELETE"]
-    path: str
-    handler: Handler
-    about: str
-    body: type[Struct] | None = None
-    keyless: bool = False
-
 
 ROUTES = (
     Route("POST", "/v1/chat/completions", chat_completions, "Answer a chat", ChatRequest),
@@ -50,6 +32,7 @@ ROUTES = (
     Route("GET", "/v1/cache", get_cache, "Show what is kept"),
     Route("DELETE", "/v1/cache", delete_cache, "Forget all that is kept and not in use"),
     Route("DELETE", "/v1/cache/roots/{id}", delete_root, "Forget one system prompt"),
+    Route("GET", "/openapi.json", openapi, "Show this document"),
     Route("GET", "/health", health, "Tell that the process lives", keyless=True),
     Route("GET", "/ready", ready, "Tell whether requests are taken", keyless=True),
 )

@@ -43,7 +43,8 @@ async def serve(
         async with opening as engine:
             gate.loaded = engine
             model = served_names(engine.info, settings)[0]
-            say(where_to_look(url, model, engine.info.has_template, _program()))
+            keyed = bool(settings.api_keys)
+            say(where_to_look(url, model, engine.info.has_template, _program(), keyed))
             await stop.wait()
             say("Stopping: what runs may finish. Press Ctrl-C again to end at once.")
             await engine.drain()
@@ -89,8 +90,8 @@ def _program() -> str:
     return sys.argv[0] if Path(sys.argv[0]).name == "regrow" else "python -m regrow"
 
 
-def where_to_look(url: str, model: str, has_template: bool, program: str) -> str:
-    """Return what the server says once the model is loaded."""
+def where_to_look(url: str, model: str, has_template: bool, program: str, keyed: bool) -> str:
+    """Return what the server says once the model is loaded. keyed: requests must show a key."""
     if has_template:
         note, route = "", "chat/completions"
         prompt = '"messages": [{"role": "user", "content": "What is the capital of France?"}]'
@@ -98,11 +99,12 @@ def where_to_look(url: str, model: str, has_template: bool, program: str) -> str
     else:
         note, route, chat = "\nIt has no chat template: completions only.", "completions", ""
         prompt = '"prompt": "Once upon a time"'
+    key = '-H "x-api-key: $REGROW_API_KEY" \\\n    ' if keyed else ""
     return f"""
 Serving {model} at {url}/v1{note}
 
   curl {url}/v1/{route} -H 'Content-Type: application/json' \\
-    -d '{{"model": "{model}",
+    {key}-d '{{"model": "{model}",
          {prompt}}}'
 
   {chat}{url}/v1/status      what the server is doing

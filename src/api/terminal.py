@@ -47,13 +47,19 @@ class Chat:
     """A conversation with one model of one server; `async with` opens and closes the connection."""
 
     def __init__(
-        self, url: str, system: str, console: Console, clock: Callable[[], float] = time.monotonic
+        self,
+        url: str,
+        system: str,
+        console: Console,
+        clock: Callable[[], float] = time.monotonic,
+        key: str | None = None,
     ) -> None:
         self.messages: list[dict[str, str]] = []
         self.model = ""
         self._url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
         self._console = console
         self._clock = clock
+        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self.restart(system)
 
     def restart(self, system: str | None = None) -> None:
@@ -125,7 +131,7 @@ class Chat:
         try:
             async with (
                 aiohttp.ClientSession(timeout=timeout, read_bufsize=LONGEST_LINE) as session,
-                session.request(method, self._url + path, json=body) as response,
+                session.request(method, self._url + path, json=body, headers=self._headers) as response,
             ):
                 if response.status != 200:
                     raise ChatFailed(await _reason(response))
@@ -175,10 +181,10 @@ def facts(reply: Reply) -> list[str]:
     return [" · ".join(parts), *([f"why: {why}"] if why else [])]
 
 
-def chat(url: str, system: str) -> int:
+def chat(url: str, system: str, key: str | None = None) -> int:
     """Run the chat until the input ends; returns the exit status."""
     console = Console(highlight=False, markup=False)
-    talk = Chat(url, system, console)
+    talk = Chat(url, system, console, key=key)
     prompt = ""
     if sys.stdin.isatty():
         prompt = "> "

@@ -3,7 +3,7 @@
 import pytest
 
 from regrow.api.guard import is_loopback
-from tests.api.conftest import Start
+from tests.api.conftest import Start, chat_body
 from tests.api.stub import StubEngine
 
 
@@ -58,3 +58,43 @@ async def test_the_servers_own_origin_is_taken(start: Start, engine: StubEngine)
     served = await start(engine)
     async with served.http.get("/v1/models", headers={"Origin": served.url}) as response:
         assert response.status == 200
+
+
+PAGE = "https://page.example:8443"
+
+
+@pytest.mark.parametrize("cors", [(PAGE,), ("http://other.example", PAGE), ("*",)])
+async def test_pages_of_an_allowed_origin_may_ask_send_and_read(
+    start: Start, engine: StubEngine, cors: tuple[str, ...]
+) -> None:
+    served = await start(engine, cors=cors, api_keys=("key",))
+    asking = {"Origin": PAGE, "Access-Control-Request-Method": "POST"}
+    async with served.http.options("/v1/chat/completions", headers=asking) as asked:
+        assert asked.status == 204
+    headers = {"Origin": PAGE, "Authorization": "Bearer key"}
+    async with served.http.post("/v1/chat/completions", json=chat_body(stream=True), headers=headers) as sent:
+        assert sent.status == 200
+    async with served.http.get("/v1/models", headers={"Origin": PAGE}) as refused:
+        assert refused.status == 401
+    for response in (asked, sent, refused):
+        assert response.headers["Access-Control-Allow-Origin"] == PAGE
+        assert response.headers["Vary"] == "Origin"
+    assert "Authorization" in asked.headers["Access-Control-Allow-Headers"]
+
+
+@pytest.mark.parametrize("origin", ["http://page.example:8443", "https://page.example", "null"])
+async def test_other_origins_stay_refused_and_are_shown_nothing(
+    start: Start, engine: StubEngine, origin: str
+) -> None:
+    served = await start(engine, cors=(PAGE,))
+    for method in ("GET", "OPTIONS"):
+        async with served.http.request(method, "/v1/models", headers={"Origin": origin}) as response:
+            assert response.status == 403
+            assert "Access-Control-Allow-Origin" not in response.headers
+
+
+async def test_an_allowed_origin_does_not_excuse_a_foreign_host(start: Start, engine: StubEngine) -> None:
+    served = await start(engine, cors=("*",))
+    headers = {"Origin": "http://evil.org", "Host": "evil.org"}
+    async with served.http.get("/v1/models", headers=headers) as response:
+        assert response.status == 403

@@ -158,10 +158,13 @@ async def test_being_cancelled_from_outside_is_not_taken_for_a_signal(engine: St
     ("has_template", "route", "prompt"),
     [(True, "chat/completions", "messages"), (False, "completions", "prompt")],
 )
+@pytest.mark.parametrize("keyed", [False, True])
 def test_what_the_server_says_holds_a_request_to_copy_and_fits_100_columns(
-    has_template: bool, route: str, prompt: str
+    has_template: bool, route: str, prompt: str, keyed: bool
 ) -> None:
-    text = where_to_look("http://127.0.0.1:8420", "SmolLM2-135M-Instruct", has_template, ".venv/bin/regrow")
+    url, name, program = "http://127.0.0.1:8420", "SmolLM2-135M-Instruct", ".venv/bin/regrow"
+    text = where_to_look(url, name, has_template, program, keyed)
+    assert (' -H "x-api-key: $REGROW_API_KEY" \\\n' in text) is keyed
     assert f"curl http://127.0.0.1:8420/v1/{route} " in text
     assert "Serving SmolLM2-135M-Instruct at http://127.0.0.1:8420/v1\n" in text
     body = json.loads(text.partition("-d '")[2].partition("'\n")[0])
