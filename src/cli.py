@@ -110,23 +110,23 @@ SERVE = {
     "server": (
         _setting("host", text("ADDRESS"), "address to listen on"),
         _setting("port", whole(0, 65535), "port to listen on; 0 = any free one"),
-        ALLOW_OPEN,
-        _setting("queue", NATURAL, "requests that may wait for a slot"),
-        _setting("keepalive-s", real(0.1, 3600), "seconds of silence before a stream gets a comment"),
         API_KEY,
         Option("api-key-file", "api_key_file", PATH, None, "a file with such keys, one a line", "none"),
-        _setting("drain-s", real(0), "seconds that running requests get at the end"),
+        ALLOW_OPEN,
         _setting("cors", NAMES, "origins whose pages may use the server; * = any", "none"),
+        _setting("queue", NATURAL, "requests that may wait for a slot"),
+        _setting("keepalive-s", real(0.1, 3600), "seconds of silence before a stream gets a comment"),
+        _setting("drain-s", real(0), "seconds that running requests get at the end"),
     ),
     "other": LOGGING,
 }
 CHAT = {
     "chat": (
         Option("url", "url", text("URL"), "http://127.0.0.1:8420", "the server"),
+        API_KEY,
         Option("system", "system", text("TEXT"), "", "the system prompt", "none"),
         CONFIG,
     )
-        API_KEY,
 }
 MODELS = {"models": (MODEL_DIR, CONFIG)}
 DOCTOR = {"model": (CHAT_TEMPLATE, MODEL_DIR, CONFIG)}
