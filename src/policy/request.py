@@ -6,6 +6,7 @@ from typing import Literal
 
 CacheUse = Literal["on", "off", "read-only"]
 Exactness = Literal["full", "cache", "off"]
+ToolFormat = Literal["hermes", "qwen-xml", "llama", "lfm2"]
 MOST_LOGPROBS = 20  # alternatives told at one place
 
 
