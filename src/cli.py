@@ -62,6 +62,7 @@ CHAT_TEMPLATE = _setting(
 DTYPES = one_of("auto", "float32", "bfloat16", "float16")
 LEVELS = one_of("debug", "info", "warning", "error")
 NATURAL = whole(0)
+DEADLINE = real(0.001)
 VERIFY = Kind("off|reread", "one of off, reread", {"off": False, "reread": True}.__getitem__)
 API_KEY = _setting(
     "api-key", NAMES, "keys, one of which requests must show (better REGROW_API_KEY)", "none", "api_keys"
@@ -115,6 +116,7 @@ SERVE = {
         ALLOW_OPEN,
         _setting("cors", NAMES, "origins whose pages may use the server; * = any", "none"),
         _setting("queue", NATURAL, "requests that may wait for a slot"),
+        _setting("deadline", DEADLINE, "seconds that a request may take, waiting included", "none"),
         _setting("keepalive-s", real(0.1, 3600), "seconds of silence before a stream gets a comment"),
         _setting("drain-s", real(0), "seconds that running requests get at the end"),
     ),

@@ -41,6 +41,7 @@ class EngineSettings:
     verify: bool = False
     cache_mib: int | None = None
     queue: int = 64
+    deadline: float | None = None
     event_buffer: int = 4096
     ask_deadline_s: float = 60.0
     drain_s: float = 30.0
@@ -62,16 +63,16 @@ class ServerSettings:
     port: int = 8420
     served_names: tuple[str, ...] = ()
     keepalive_s: float = 5.0
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    cors: tuple[str, ...] = ()
     body_limit: int = 32 * 1024 * 1024
+    idle_s: float = 75.0
+    body_s: float = 60.0
     message_limit: int = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    cors: tuple[str, ...] = ()
 class RelaySettings:
-    idle_s: float = 75.0
-    body_s: float = 60.0
     """How the relay runs. upstream: the provider's URL. style: of the prompts it looks into; None: both.
 
     repack_cold, prune: what it may change (C6, C10). data_dir: where its state is kept; None: nowhere.

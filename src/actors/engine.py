@@ -18,6 +18,7 @@ import structlog
 from regrow.actors.cache import CacheActor
 from regrow.actors.device import DeviceActor, Outbox
 from regrow.actors.engine_actor import EngineActor, EngineWiring, LivingRequest
+from regrow.actors.events import Event
 from regrow.actors.explain import Explainer
 from regrow.actors.messages import (
     CacheReport,
@@ -52,6 +53,7 @@ from regrow.policy.request import Exactness, GenerateRequest, SamplingParams
 
 log = structlog.get_logger(__name__)
 MAILBOX = 4096
+Watcher = Callable[[str, Event], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,7 @@ class Engine:
         self._closing = False
         self.lives: dict[str, Sound] = {}
         self._requests: dict[str, LivingRequest] = {}
+        self._watchers: list[Watcher] = []
         self._giving_up: asyncio.Task[None] | None = None
         self._prepare = Preparer(
             tokenizer=served.tokenizer,
@@ -219,6 +222,8 @@ class Engine:
             hybrid=geometry.hybrid,
             bytes_per_token=geometry.bytes_per_token,
             chunk=settings.chunk,
+            watch=self._watched,
+            deadline_s=settings.deadline,
         )
         restarts = {name: itertools.count() for name in [*names, "cache"]}
         generations = itertools.count()
@@ -316,6 +321,15 @@ class Engine:
         """Return the text of a chat's prompt; raises BadRequest naming the field."""
         chat = request.messages, request.tools, request.template_options
         return await self._threads.run(lambda: self.tokenizer.render(*chat))
+
+    def watch(self, watcher: Watcher) -> None:
+        """Have every event of every run told to `watcher` when it happens, with the id of the run. It is
+        called in the event loop: it must be quick and must not raise."""
+        self._watchers.append(watcher)
+
+    def _watched(self, run: str, event: Event) -> None:
+        for watcher in self._watchers:
+            watcher(run, event)
 
     def slot(self, number: int) -> ActorRef:
         return self.slots[number]

@@ -7,12 +7,13 @@ slot can resume where; it is fed by `SessionChanged` tells, and a placement name
 import asyncio
 import heapq
 import itertools
+import math
 import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from regrow.actors.events import Divergence, Failed, Finished, Queued, Reuse, Usage
+from regrow.actors.events import Divergence, Event, Failed, Finished, Queued, Reuse, Usage
 from regrow.actors.messages import (
     Admit,
     CacheChanged,
@@ -32,7 +33,7 @@ from regrow.actors.messages import (
     Totals,
     WantCut,
 )
-from regrow.actors.placement import Choice, Placement
+from regrow.actors.placement import Choice, Placement, smoothed
 from regrow.actors.run import Run
 from regrow.actors.runtime import ActorRef, Down
 from regrow.errors import ActorDown, DeadlineExceeded, Draining, Overloaded, RegrowError
@@ -41,6 +42,7 @@ from regrow.policy.place import Candidate
 from regrow.policy.request import Exactness
 
 CACHE = "cache"
+UNMEASURED_S, LONGEST_S = 5, 600  # to wait where the queue is full: before any request has ended, and at most
 PLANS = 3  # a placement that came too late is made again this often, then the prompt is read from 0
 
 
@@ -49,6 +51,7 @@ class EngineWiring:
     """slots: by number. cancel and expire: tell this actor to end a request. now: the clock in seconds.
 
     explain: says why not more could be reused, given the chosen position and every known session (E1).
+    watch: is told every event of every run. deadline_s: what any request may take at most, None: any time.
     """
 
     slots: Sequence[ActorRef]
@@ -62,6 +65,8 @@ class EngineWiring:
     chunk: int
     queue: int
     event_buffer: int
+    watch: Callable[[str, Event], None]
+    deadline_s: float | None
 
 
 @dataclass(slots=True)
@@ -76,6 +81,7 @@ class LivingRequest:
     submitted_at: float
     order: int
     slot: int | None = None
+    placed_at: float = 0.0
     plans: int = 0
     ending: Cancel | None = None
     wants: tuple[str, int] | None = None
@@ -87,7 +93,7 @@ class LivingRequest:
             self.timer.cancel()
         if self.run.ended:
             return
-        usage = Usage(len(self.prepared.keys), 0, 0)
+        usage = Usage(0, 0, 0)
         reuse = Reuse("none", None, 0, 0, (now - self.submitted_at) * 1e3, 0.0, 0.0, exact)
         if error is None:
             self.run.end(Finished(now, "cancelled", "", usage, reuse))
@@ -107,6 +113,7 @@ class EngineActor:
         self._orders = itertools.count()
         self._totals = Totals()
         self._misses: Counter[MissReason] = Counter()
+        self._pace: float | None = None
         self._draining = False
         self._idle_waiters: list[asyncio.Future[None]] = []
 
@@ -165,22 +172,37 @@ class EngineActor:
     def _submit(self, prepared: Prepared) -> Run:
         if self._draining:
             raise Draining("the engine is shutting down")
-        if len(self._queue) >= self._w.queue:
-            raise Overloaded(f"{len(self._queue)} requests are waiting already; the queue is full", 5)
-        run = Run(f"req-{secrets.token_hex(8)}", self._w.event_buffer, self._w.cancel)
-        order = next(self._orders)
-        request = LivingRequest(run, prepared, self._w.now(), order)
+        run = Run(f"req-{secrets.token_hex(8)}", self._w.event_buffer, self._w.cancel, self._w.watch)
+        request = LivingRequest(run, prepared, self._w.now(), next(self._orders))
         self._requests[run.id] = request
-        if prepared.deadline_s is not None:
-            expired = DeadlineExceeded(f"the request was not finished within {prepared.deadline_s:g} s")
-            request.timer = asyncio.get_running_loop().call_later(
-                prepared.deadline_s, self._w.expire, run.id, expired
-            )
-        heapq.heappush(self._queue, (-prepared.priority, order, run.id))
-        ahead = sum(entry < (-prepared.priority, order, run.id) for entry in self._queue)
-        run.put(Queued(request.submitted_at, ahead))
+        entry = (-prepared.priority, request.order, run.id)
+        heapq.heappush(self._queue, entry)
         self._dispatch()
+        if request.slot is None and len(self._queue) > self._w.queue:
+            self._unqueue(run.id)
+            del self._requests[run.id]
+            waiting = f"{len(self._queue)} requests are waiting already; the queue is full"
+            raise Overloaded(waiting, self._retry_after())
+        self._set_deadline(request)
+        ahead = 0 if request.slot is not None else sum(other < entry for other in self._queue)
+        run.put(Queued(request.submitted_at, ahead))
         return run
+
+    def _retry_after(self) -> int:
+        """Return the seconds after which a slot will be free and the queue have room, by the time that
+        requests have taken so far."""
+        if self._pace is None:
+            return UNMEASURED_S
+        return max(1, min(math.ceil(self._pace / len(self._w.slots)), LONGEST_S))
+
+    def _set_deadline(self, request: LivingRequest) -> None:
+        deadlines = [d for d in (request.prepared.deadline_s, self._w.deadline_s) if d is not None]
+        if deadlines:
+            seconds = min(deadlines)
+            expired = DeadlineExceeded(f"the request was not finished within {seconds:g} s")
+            request.timer = asyncio.get_running_loop().call_later(
+                seconds, self._w.expire, request.run.id, expired
+            )
 
     def _dispatch(self) -> None:
         """Place waiting requests in order; one that waits for a reader lets the next ones pass (S6)."""
@@ -213,7 +235,7 @@ class EngineActor:
         why, diverged = self._w.explain(prepared, placed.position, self._placement)
         if why is not None and not request.plans:
             self._misses[why.reason] += 1
-        request.slot = placed.slot
+        request.slot, request.placed_at = placed.slot, self._w.now()
         self._placement.give(placed.slot, request.run.id, prepared, placed)
         self._w.slots[placed.slot].tell(
             Admit(
@@ -250,13 +272,16 @@ class EngineActor:
         if request is None:
             return
         if request.slot is None:
-            self._queue = [entry for entry in self._queue if entry[2] != name]
-            heapq.heapify(self._queue)
+            self._unqueue(name)
             self._end(request, error)
             self._settle()
         else:
             request.ending = Cancel(name, error)
             self._w.slots[request.slot].tell(request.ending)
+
+    def _unqueue(self, name: str) -> None:
+        self._queue = [entry for entry in self._queue if entry[2] != name]
+        heapq.heapify(self._queue)
 
     def _end(self, request: LivingRequest, error: RegrowError | None) -> None:
         """Forget a request that no slot serves, and give it its terminal event."""
@@ -269,6 +294,7 @@ class EngineActor:
         self._placement.request_done(done)
         request = self._requests.get(done.request)
         if request is not None:
+            self._pace = smoothed(self._pace, self._w.now() - request.placed_at)
             self._forget(request)
         totals = self._totals
         self._totals = Totals(

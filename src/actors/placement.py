@@ -113,12 +113,12 @@ class Placement:
             given.donor = None
         if ended.copied and ended.ms:
             copy = dict(self.rates.copy)
-            copy[ended.source] = _smoothed(copy.get(ended.source), ended.copied / ended.ms * 1e3)
+            copy[ended.source] = smoothed(copy.get(ended.source), ended.copied / ended.ms * 1e3)
             self.rates = replace(self.rates, copy=copy)
 
     def request_done(self, done: RequestDone) -> None:
         if done.read and done.read_ms:
-            self.rates = replace(self.rates, read=_smoothed(self.rates.read, done.read / done.read_ms * 1e3))
+            self.rates = replace(self.rates, read=smoothed(self.rates.read, done.read / done.read_ms * 1e3))
 
     def give(self, slot: int, request: str, prepared: Prepared, candidate: Candidate) -> None:
         """Note that `slot` serves `request` from now on."""
@@ -248,5 +248,6 @@ def _cuts(prepared: Prepared) -> tuple[CutHash, ...]:
     return tuple(zip(prepared.plan.cuts, prepared.hashes, strict=True))
 
 
-def _smoothed(old: float | None, new: float) -> float:
+def smoothed(old: float | None, new: float) -> float:
+    """Return a measured value after a new measurement of it."""
     return new if old is None else old + SMOOTH * (new - old)

@@ -14,7 +14,13 @@ from regrow.actors.events import Event, Failed, Finished
 class Run:
     """The life of one request. Iterate over it for its events; `slot` is set once it is placed."""
 
-    def __init__(self, request: str, buffer: int, cancel: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        request: str,
+        buffer: int,
+        cancel: Callable[[str], None],
+        watch: Callable[[str, Event], None],
+    ) -> None:
         self.id = request
         self.slot: int | None = None
         self._buffer = buffer
@@ -22,6 +28,7 @@ class Run:
         self._terminal: Finished | Failed | None = None
         self._news = asyncio.Event()
         self._cancel = cancel
+        self._watch = watch
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         while True:
@@ -44,6 +51,7 @@ class Run:
 
     def put(self, event: Event) -> bool:
         """Give the client an event; False where its buffer is full and the event is lost."""
+        self._watch(self.id, event)
         if len(self._events) >= self._buffer:
             return False
         self._events.append(event)
@@ -55,4 +63,5 @@ class Run:
         if self._terminal is not None:
             raise ValueError(f"request {self.id} has ended already")
         self._terminal = event
+        self._watch(self.id, event)
         self._news.set()

@@ -53,7 +53,9 @@ class Serving:
 
     @property
     def usage(self) -> Usage:
-        return Usage(len(self.admit.prepared.keys), self.shown, self.reused)
+        """What was really read and drawn; the last token of a prompt is read with the first step."""
+        prompt = len(self.admit.prepared.keys)
+        return Usage(prompt if self.position >= prompt - 1 else self.position, self.shown, self.reused)
 
     def show(self, token: int) -> tuple[str, bool]:
         """Return the text that a token adds, and whether a stop string is complete."""

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from regrow.actors.events import Placed, Queued, Token
+from regrow.actors.events import Placed, Queued, Token, Usage
 from regrow.actors.run import Run
 from regrow.errors import ActorDown, Draining, Overloaded
 from tests.actors.world import A_MOMENT, Answer, House, chat, house, in_house, raw, stranger, text
@@ -26,6 +26,42 @@ def test_requests_are_served_by_priority_and_then_in_order() -> None:
         assert [answer.of(Queued)[0].ahead for answer in answers] == [0, 0, 0, 2, 0, 2]
 
     in_house(scenario, slots=1)
+
+
+def test_who_does_not_wait_has_nobody_ahead_though_others_wait_for_a_reader() -> None:
+    async def scenario(house: House) -> None:
+        shared = [raw([*text(1, 8 * CHUNK), n]) for n in range(2)]
+        runs = [await house.submit(request) for request in (*shared, raw(text(2, CHUNK)))]
+        answers = await all_of(house, *runs)
+        assert answers[1].of(Placed)[0].at > answers[2].of(Placed)[0].at == 0.0
+        assert [answer.of(Queued)[0].ahead for answer in answers] == [0, 0, 0]
+
+    in_house(scenario)
+
+
+def test_without_a_queue_what_finds_a_slot_is_served_and_all_else_refused() -> None:
+    async def scenario(house: House) -> None:
+        runs = [await house.submit(stranger(i)) for i in range(2)]
+        with pytest.raises(Overloaded):
+            await house.submit(stranger(2))
+        assert [answer.reason for answer in await all_of(house, *runs)] == ["length"] * 2
+
+    in_house(scenario, queue=0)
+
+
+@pytest.mark.parametrize("slots", [1, 4])
+def test_the_time_worth_waiting_is_that_until_a_slot_is_free_as_measured(slots: int) -> None:
+    async def scenario(house: House) -> None:
+        taken = await house.ask(stranger(0, max_tokens=400))
+        seconds = taken.end.at - taken.of(Placed)[0].at
+        assert seconds > 12
+        runs = [await house.submit(stranger(i)) for i in range(1, slots + 1)]
+        with pytest.raises(Overloaded) as refused:
+            await house.submit(stranger(9))
+        assert refused.value.retry_after == pytest.approx(seconds / slots, abs=1)
+        await all_of(house, *runs)
+
+    in_house(scenario, slots=slots, queue=0)
 
 
 def test_a_full_queue_refuses_with_a_time_worth_waiting_and_serves_on() -> None:
@@ -78,9 +114,20 @@ def test_a_deadline_ends_a_request_that_waits() -> None:
         answer = await house.ended(waiting)
         assert (answer.reason, answer.end.at) == ("DeadlineExceeded", 1.5)
         assert answer.end.reuse.queue_ms == 1500
+        assert answer.end.usage == Usage(0, 0, 0)
         assert (await house.ended(running)).reason == "length"
 
     in_house(scenario, slots=1)
+
+
+@pytest.mark.parametrize(("own", "end"), [(None, 2.0), (5.0, 2.0), (0.5, 0.5)])
+def test_the_servers_deadline_bounds_every_request(own: float | None, end: float) -> None:
+    async def scenario(house: House) -> None:
+        answer = await house.ask(stranger(1, max_tokens=1000, deadline_s=own))
+        assert answer.reason == "DeadlineExceeded"
+        assert end <= answer.end.at <= end + house.runner.costs.of_chunk(0, CHUNK)
+
+    in_house(scenario, deadline=2.0)
 
 
 def test_a_request_that_is_done_in_time_has_nothing_to_fear_from_its_deadline() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from regrow.actors.events import Event, Mounted, Placed, Queued, ReadDone, ReadProgress, Token
+from regrow.actors.events import Event, Mounted, Placed, Queued, ReadDone, ReadProgress, Token, Usage
 from tests.actors.world import House, chat, in_house, raw, text
 from tests.world.engine import CHUNK
 
@@ -37,6 +37,7 @@ def test_a_cancelled_read_goes_on_where_it_stopped_and_grows_strictly() -> None:
             assert answer.reason == "cancelled"
             reused.append(answer.reused)
             assert answer.read in (3 * CHUNK, 4 * CHUNK)  # what was really read
+            assert answer.end.usage == Usage(answer.reused + answer.read, 0, answer.reused)
         assert reused == sorted(set(reused))
         answer = await house.ask(LONG)
         assert answer.tokens == house.truth(LONG)
@@ -54,6 +55,7 @@ def test_a_cancelled_queued_request_is_never_run() -> None:
         answer = await house.ended(second, seen)
         assert [type(event).__name__ for event in answer.events] == ["Queued", "Finished"]
         assert answer.reason == "cancelled"
+        assert answer.end.usage == Usage(0, 0, 0)
         await house.ended(first)
         assert (await house.engine.status()).engine.totals.finished == 1
 

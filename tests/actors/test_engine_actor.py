@@ -49,6 +49,8 @@ class Desk:
             explain=lambda prepared, position, sessions: (None, None),
             queue=queue,
             event_buffer=64,
+            watch=lambda request, event: None,
+            deadline_s=None,
             exact="cache",
             hybrid=True,
             bytes_per_token=64,
