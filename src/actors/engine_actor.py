@@ -162,6 +162,7 @@ class EngineActor:
                     waiting=len(self._queue),
                     running=len(self._placement.serving),
                     rates=self._placement.rates,
+                    copied=dict(self._placement.copied),
                     draining=self._draining,
                     totals=replace(self._totals, misses=dict(self._misses)),
                 )

@@ -97,14 +97,34 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class Copied:
+    """What was copied into slots from one kind of source since the start, and how long it took."""
+
+    nbytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReport:
-    """The queue and what was served so far."""
+    """The queue, what was served so far, and what was copied into slots, by source."""
 
     waiting: int
     running: int
     draining: bool
     totals: Totals
     rates: Rates
+    copied: Mapping[Source, Copied]
+
+
+@dataclass(frozen=True, slots=True)
+class RepackReport:
+    """Conversations that are tracked, those of them with a latch, and requests that were shortened: at the
+    turn at which their conversation was known to be lost, and later."""
+
+    tracked: int
+    latched: int
+    cold: int
+    sticky: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from regrow.actors.messages import CacheChanged, MountEnded, Prepared, RequestDone, SessionChanged
+from regrow.actors.messages import CacheChanged, Copied, MountEnded, Prepared, RequestDone, SessionChanged
 from regrow.actors.shelf import Kept
 from regrow.policy.checkpoints import system_end
 from regrow.policy.directory import CutHash, Directory, Holder, HolderId, Match
@@ -72,6 +72,7 @@ class Placement:
     bytes_per_token: int
     chunk: int
     rates: Rates = field(default_factory=Rates)
+    copied: dict[Source, Copied] = field(default_factory=dict)
     sessions: dict[int, SessionChanged] = field(default_factory=dict)
     _directory: Directory = field(init=False)
     _parked: dict[HolderId, Kept] = field(default_factory=dict)
@@ -115,6 +116,8 @@ class Placement:
             copy = dict(self.rates.copy)
             copy[ended.source] = smoothed(copy.get(ended.source), ended.copied / ended.ms * 1e3)
             self.rates = replace(self.rates, copy=copy)
+            before = self.copied.get(ended.source, Copied())
+            self.copied[ended.source] = Copied(before.nbytes + ended.copied, before.seconds + ended.ms / 1e3)
 
     def request_done(self, done: RequestDone) -> None:
         if done.read and done.read_ms:

@@ -3,11 +3,11 @@
 `Gate` stands between the routes and an engine that may still be loading.
 """
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
 from regrow.actors.events import Event
+from regrow.api.metrics import Metrics
 from regrow.errors import RegrowError
 from regrow.policy.plan import ReadPlan
 from regrow.policy.request import GenerateRequest, SamplingParams
@@ -82,6 +82,10 @@ class EnginePort(Protocol):
         """Drop one root, or all that is kept and not in use; raises BadRequest for what is no root's id."""
         ...
 
+    def watch(self, watcher: Callable[[str, Event], None]) -> None:
+        """Have every event of every run told to `watcher` when it happens, with the id of the run."""
+        ...
+
     async def drain(self) -> None:
         """Take no new work; return when what runs has ended or was cut off."""
         ...
@@ -91,11 +95,18 @@ class StillLoading(RegrowError):
     """The model is not loaded yet."""
 
 
-@dataclass(slots=True)
 class Gate:
-    """Holds the engine once it is loaded; the port answers before that."""
+    """Holds the engine once it is loaded, and what is counted of it; the port answers before that."""
 
-    loaded: EnginePort | None = None
+    def __init__(self) -> None:
+        self.loaded: EnginePort | None = None
+        self.metrics: Metrics | None = None
+
+    def open(self, engine: EnginePort, model: str) -> None:
+        """Let requests through to `engine`, which is called `model`."""
+        self.metrics = Metrics(model)
+        engine.watch(self.metrics.heard)
+        self.loaded = engine
 
     @property
     def engine(self) -> EnginePort:

@@ -17,7 +17,7 @@ from regrow.api.schema import (
     TemplateRequest,
     TokenizeRequest,
 )
-from regrow.api.status import health, ready, status
+from regrow.api.status import health, metrics, ready, status
 from regrow.api.tokens import apply_template, detokenize, tokenize
 
 ROUTES = (
@@ -29,6 +29,7 @@ ROUTES = (
     Route("GET", "/v1/models", list_models, "List what is served"),
     Route("GET", "/v1/models/{name:.+}", get_model, "Show one model"),
     Route("GET", "/v1/status", status, "Show what the server is doing"),
+    Route("GET", "/metrics", metrics, "Show what is counted, for Prometheus"),
     Route("GET", "/v1/cache", get_cache, "Show what is kept"),
     Route("DELETE", "/v1/cache", delete_cache, "Forget all that is kept and not in use"),
     Route("DELETE", "/v1/cache/roots/{id}", delete_root, "Forget one system prompt"),

@@ -41,8 +41,8 @@ async def serve(
         url = await _bind(runner, settings)
         say(f"Loading the model; {url}/ready tells when it is done.")
         async with opening as engine:
-            gate.loaded = engine
             model = served_names(engine.info, settings)[0]
+            gate.open(engine, model)
             keyed = bool(settings.api_keys)
             say(where_to_look(url, model, engine.info.has_template, _program(), keyed))
             await stop.wait()

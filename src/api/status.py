@@ -1,10 +1,13 @@
-"""/health (the process lives), /ready (it takes work), /v1/status (what it is doing)."""
+"""/health (the process lives), /ready (it takes work), /v1/status (what it is doing),
+/metrics (the same and more, for Prometheus)."""
 
 import msgspec
 from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from regrow import __version__
 from regrow.api.errors import json_response
+from regrow.api.figures import exposition
 from regrow.api.models import served_names
 from regrow.api.state import GATE, SETTINGS
 
@@ -23,3 +26,11 @@ async def status(request: web.Request) -> web.Response:
     names = served_names(gate.engine.info, request.app[SETTINGS])
     engine: dict[str, object] = msgspec.to_builtins(await gate.engine.status())
     return json_response({"version": __version__, "status": gate.state, "served_names": names, **engine})
+
+
+async def metrics(request: web.Request) -> web.Response:
+    gate = request.app[GATE]
+    model = served_names(gate.engine.info, request.app[SETTINGS])[0]
+    figures = exposition(await gate.engine.status(), model)
+    counted = gate.metrics.exposition() if gate.metrics else b""
+    return web.Response(body=counted + figures, headers={"Content-Type": CONTENT_TYPE_LATEST})

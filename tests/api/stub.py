@@ -1,7 +1,7 @@
 """An engine with a script instead of a model: a run yields the script's events and waits at its holds."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from regrow.actors.events import (
@@ -63,6 +63,7 @@ class Hold:
 
 
 Script = Sequence[Event | Hold | Exception]
+Watcher = Callable[[str, Event], None]
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,11 @@ class StubModel:
 
 
 class StubRun:
-    def __init__(self, number: int, script: Script) -> None:
+    def __init__(self, number: int, script: Script, watchers: Sequence[Watcher] = ()) -> None:
         self.id = f"run-{number}"
         self.slot = None
         self.script = script
+        self.watchers = watchers
         self.ended = False
         self.cancelled = asyncio.Event()
         self.waiting = asyncio.Event()
@@ -105,10 +107,16 @@ class StubRun:
                     wait.cancel()
                 continue
             self.ended = isinstance(step, Finished | Failed)
+            self.tell(step)
             yield step
         if not self.ended:
             self.ended = True
+            self.tell(finished("cancelled", ""))
             yield finished("cancelled", "")
+
+    def tell(self, event: Event) -> None:
+        for watcher in self.watchers:
+            watcher(self.id, event)
 
 
 class StubEngine:
@@ -124,8 +132,10 @@ class StubEngine:
         self.plan = ReadPlan(0, ())
         self.info = info or StubModel()
         self.ready = True
+        self.doing: object = {"slots": [{"slot": 0, "phase": "idle"}], "queue": {"waiting": 0}}
         self.requests: list[GenerateRequest] = []
         self.runs: list[StubRun] = []
+        self.watchers: list[Watcher] = []
         self.refuse_with: RegrowError | None = None
         self.submitting = asyncio.Event()
         self.submit_gate = asyncio.Event()
@@ -147,10 +157,13 @@ class StubEngine:
         await self.submit_gate.wait()
         self.requests.append(request)
         script = self.script[" ".join(words)] if isinstance(self.script, Mapping) else self.script
-        run = StubRun(len(self.runs), script)
+        run = StubRun(len(self.runs), script, self.watchers)
         self.runs.append(run)
         self.started.put_nowait(run)
         return run
+
+    def watch(self, watcher: Watcher) -> None:
+        self.watchers.append(watcher)
 
     async def plan_of(self, request: GenerateRequest) -> tuple[Sequence[int], ReadPlan]:
         if isinstance(request.prompt, str) and request.add_special_tokens:
@@ -167,7 +180,7 @@ class StubEngine:
         return "\n".join([*shown, *map(str, request.tools), *map(str, request.template_options.items())])
 
     async def status(self) -> object:
-        return {"slots": [{"slot": 0, "phase": "idle"}], "queue": {"waiting": 0}}
+        return self.doing
 
     async def cache_report(self) -> tuple[object, object]:
         return {"budget": 1024, "parked": []}, [{"prefix": "0a", "tokens": 300}]
