@@ -112,6 +112,9 @@ SERVE = {
         _setting("host", text("ADDRESS"), "address to listen on"),
         _setting("port", whole(0, 65535), "port to listen on; 0 = any free one"),
         API_KEY,
+        _setting("repack-cold", SWITCH, "shorten old tool results of conversations that are not kept any more"),
+        _setting("conversation-ttl", real(0), "seconds without use before that, at least"),
+        _setting("data-dir", PATH, "where the state of --repack-cold is kept", "~/.local/state/regrow"),
         Option("api-key-file", "api_key_file", PATH, None, "a file with such keys, one a line", "none"),
         ALLOW_OPEN,
         _setting("cors", NAMES, "origins whose pages may use the server; * = any", "none"),
@@ -270,7 +273,8 @@ def _check_host(values: Mapping[str, Any]) -> None:
 
 def relay_settings(values: Mapping[str, Any]) -> RelaySettings:
     """Return the settings that the values of RELAY make; raises BadConfig."""
-    from regrow.api.relay.serve import check, data_directory
+    from regrow.api.relay.serve import check
+    from regrow.store.data_directory import data_directory
 
     _check_host(values)
     settings = RelaySettings(**{name: values[name] for name in RELAYED})

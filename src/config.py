@@ -19,8 +19,10 @@ class EngineSettings:
     chunk: tokens a read chunk holds, a multiple of 64. cache_mib: the budget of the ledger (B1).
     decode_share: the part of a chunk's time that running streams get after it. model_dir: where converted
     models are kept. root_cells: whether a root gets a copy of its cells at once, when its last holder is
-    about to go, or never. verify: read again what is mounted, and compare (V2). ask_deadline_s bounds every
-    ask between actors. debug: check integrity after every step.
+    about to go, or never. repack_cold: leave old tool results out of conversations that are not kept any more
+    and have rested for over conversation_ttl seconds; data_dir: where is noted which. verify: read again what
+    is mounted, and compare (V2). deadline: seconds that any request may take. ask_deadline_s bounds every ask
+    between actors. debug: check integrity after every step.
     """
 
     model: str = "demo"
@@ -45,6 +47,9 @@ class EngineSettings:
     event_buffer: int = 4096
     ask_deadline_s: float = 60.0
     drain_s: float = 30.0
+    repack_cold: bool = False
+    conversation_ttl: float = 600.0
+    data_dir: Path | None = None
     model_dir: Path | None = None
     chat_template: str | None = None
     debug: bool = False

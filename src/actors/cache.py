@@ -14,6 +14,7 @@ from regrow.actors.messages import (
     DropRoot,
     Evicted,
     Forget,
+    Holds,
     KeepState,
     Lend,
     LetGo,
@@ -93,6 +94,8 @@ class CacheActor:
                 parking.purge(prefixes)
             case Forget(root):
                 return self._forget(root)
+            case Holds(prefixes):
+                return parking.may_hold(prefixes)
             case Down(name="engine"):
                 shelf.announce()
                 parking.announce()

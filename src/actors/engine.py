@@ -6,6 +6,7 @@ and the threads can be handed in, so that tests run the whole engine above the d
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import itertools
 import time
@@ -20,6 +21,7 @@ from regrow.actors.device import DeviceActor, Outbox
 from regrow.actors.engine_actor import EngineActor, EngineWiring, LivingRequest
 from regrow.actors.events import Event
 from regrow.actors.explain import Explainer
+from regrow.actors.known_cold import ColdBook, Considered, KnownCold
 from regrow.actors.messages import (
     CacheReport,
     CacheStats,
@@ -31,6 +33,8 @@ from regrow.actors.messages import (
     EngineReport,
     EngineStats,
     Forget,
+    Holds,
+    RepackReport,
     RootReport,
     RootStats,
     SlotReport,
@@ -49,7 +53,8 @@ from regrow.config import EngineSettings
 from regrow.errors import ActorDown, BadRequest, DeadlineExceeded, Draining, Overloaded
 from regrow.gpu.device_loop import DeviceLoop
 from regrow.policy.plan import ReadPlan
-from regrow.policy.request import Exactness, GenerateRequest, SamplingParams
+from regrow.policy.request import Exactness, GenerateRequest, JsonAnswer, SamplingParams, ToolFormat
+from regrow.store.clock import SteadyClock, system_clock
 
 log = structlog.get_logger(__name__)
 MAILBOX = 4096
@@ -111,11 +116,19 @@ class EngineStatus:
 
 class Engine:
     """The running system. `engine`, `cache`, `roots`, `device` and `slot(i)` are actor references.
+    repack: RepackReport | None = None
 
     lives: the present life of each actor by name, to look at; one speaks to them through their references.
     """
 
-    def __init__(self, settings: EngineSettings, served: Served, system: System, threads: Threads) -> None:
+    def __init__(
+        self,
+        settings: EngineSettings,
+        served: Served,
+        system: System,
+        threads: Threads,
+        book: ColdBook | None = None,
+    ) -> None:
         self.settings = settings
         self._served = served
         self._system = system
@@ -141,6 +154,8 @@ class Engine:
             context=served.runner.context,
             vocab_size=served.tokenizer.vocab_size,
             exact=served.exact,
+        beyond_root = self._prepare.beyond_root
+        self._known_cold = None if book is None else KnownCold(book, threads, beyond_root, self._holds)
             created=int(time.time()),
             default_sampling=served.default_sampling,
             has_template=served.tokenizer.has_template,
@@ -162,20 +177,27 @@ class Engine:
         """Load the model, start the actors, and stop everything at the end of the block.
 
         served: a runner to use instead of loading `settings.model`. progress: told what is being done and
-        how much of it (0..1) while loading. Raises ModelRefused or BadConfig.
+        how much of it (0..1) while loading. clock: for idle times. Raises ModelRefused or BadConfig.
         """
         threads = threads or RealThreads()
         try:
+        clock: SteadyClock | None = None,
             if served is None:
                 served = await threads.run(lambda: load_served(settings, progress))
             async with System() as system:
-                engine = cls(settings, served, system, threads)
+                engine = cls(settings, served, system, threads, book)
                 driver = engine._start()
                 try:
                     yield engine
+        book: ColdBook | None = None
                 finally:
                     engine._closing = True
                     await engine._cut_off()
+            if settings.repack_cold:
+                opening = functools.partial(
+                    ColdBook.open, settings, served.namespace, clock or system_clock()
+                )
+                book = await threads.run(opening)
                     await driver.stop()
             if engine._giving_up is not None:
                 await engine._giving_up
@@ -190,6 +212,8 @@ class Engine:
         names = [f"slot-{i}" for i in range(served.runner.slots - settings.verify)]
         self.device, self.cache, self.roots, self.engine = (
             system.ref(name) for name in ("device", "cache", "roots", "engine")
+            if book is not None:
+                await threads.run(book.close)
         )
         self.slots = tuple(system.ref(name) for name in names)
         outbox = Outbox(self._threads, lambda slot, ticks: self.slots[slot].tell(ticks), self.device.tell)
@@ -273,8 +297,22 @@ class Engine:
         """
         if self._closing:
             raise Draining("the engine is shutting down")
-        prepared = await self._threads.run(lambda: self._prepare(request))
-        asked = asyncio.ensure_future(self.engine.ask(Submit(prepared), self.settings.ask_deadline_s))
+        if self._known_cold is None:
+            return await self._submit(Considered(request))
+        considered = await self._known_cold.consider(request)
+        ended = functools.partial(self._known_cold.ended, considered.key)
+        try:
+            run = await self._submit(considered)
+        except BaseException:
+            ended()
+            raise
+        run.when_ended(ended)
+        return run
+
+    async def _submit(self, considered: Considered) -> Run:
+        prepared = await self._threads.run(lambda: self._prepare(considered.request))
+        submit = Submit(dataclasses.replace(prepared, repacked=considered.repacked))
+        asked = asyncio.ensure_future(self.engine.ask(submit, self.settings.ask_deadline_s))
         try:
             return await asyncio.shield(asked)
         except asyncio.CancelledError:
@@ -290,6 +328,16 @@ class Engine:
         """Return what is kept: bytes by kind, parked conversations, roots."""
         deadline = self.settings.ask_deadline_s
         return await self.cache.ask(CacheStats(), deadline), tuple(
+    async def _holds(self, prefixes: frozenset[bytes]) -> bool:
+        """Say whether any of these prefixes may be held: what leaves a slot is with the cache before the
+        engine is told, so the cache is asked last."""
+        message, deadline = Holds(prefixes), self.settings.ask_deadline_s
+        return await self.engine.ask(message, deadline) or await self.cache.ask(message, deadline)
+
+    async def conforms(self, answer: JsonAnswer, text: str) -> bool:
+        """Whether the text of an answer is what it had to be."""
+        return await self._threads.run(lambda: self._grammars.conforms(answer, text))
+
             await self.roots.ask(RootStats(), deadline)
         )
 
@@ -312,6 +360,11 @@ class Engine:
             return keys.tolist(), cuts
 
         return await self._threads.run(plan)
+
+    async def original(self, name: str) -> str | None:
+        """Return a text that was left out of a conversation, by the name that stands for it there."""
+        book = self._known_cold
+        return None if book is None else await self._threads.run(lambda: book.original(name))
 
     async def text_of(self, tokens: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included; raises BadRequest for what is no id."""
@@ -366,6 +419,7 @@ class Engine:
             await self.engine.ask(Drain(), self.settings.drain_s)
             return
         await self._cut_off()
+            repack=None if self._known_cold is None else self._known_cold.report(),
 
     def _failed(self, failed: asyncio.Future[str]) -> None:
         if not failed.cancelled():

@@ -23,6 +23,7 @@ from regrow.actors.messages import (
     Drain,
     EngineReport,
     EngineStats,
+    Holds,
     MountEnded,
     NowServing,
     Prepared,
@@ -149,6 +150,9 @@ class EngineActor:
                 self._stale(slot, request)
             case Down(name, _, reason):
                 self._lost(name, reason)
+            case Holds(prefixes):
+                untold = len(self._placement.sessions) < len(self._w.slots)  # by new lives of actors
+                return untold or self._placement.may_hold(prefixes)
             case Drain():
                 self._draining = True
                 return self._when_idle()

@@ -11,6 +11,7 @@ from regrow.errors import RegrowError
 from regrow.policy.place import Source
 
 FinishReason = Literal["stop", "length", "cancelled"]
+RepackDecision = Literal["cold", "sticky"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,16 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True)
+class Repacked:
+    """What was left out of the prompt, since its conversation was lost before this turn ("cold") or before an
+    earlier one ("sticky"). messages: those that were shortened, by so many characters together."""
+
+    decision: RepackDecision
+    messages: int
+    characters: int
+
+
+@dataclass(frozen=True, slots=True)
 class Reuse:
     """The facts of E1: what was reused, from where, and why not more. Times in milliseconds."""
 
@@ -117,6 +128,7 @@ class Reuse:
     exact: str
     why: str | None = None
     diverged: Divergence | None = None
+    repacked: Repacked | None = None
 
 
 @dataclass(frozen=True, slots=True)

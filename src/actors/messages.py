@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from regrow.actors.events import Divergence, Usage
+from regrow.actors.events import Divergence, Repacked, Usage
 from regrow.actors.parking import Loan, Parkable
 from regrow.actors.run import Run
 from regrow.actors.runtime import Ask
@@ -51,6 +51,7 @@ class Prepared:
     mask: LogitsMask | None = None
     prompt_logprobs: int | None = None
 
+    repacked: Repacked | None = None
     def public(self, position: int) -> int:
         """Return how far a session that serves this from `position` on may be used by other requests (S9)."""
         if self.cache == "on":
@@ -74,6 +75,13 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
+class Holds(Ask[bool]):
+    """To the engine and to the cache: say whether any of these prefixes may be held, or is on its way."""
+
+    prefixes: frozenset[bytes]
+
+
 class Drain(Ask[None]):
     """To the engine: take no new work; answered when the last request has ended."""
 
@@ -125,11 +133,6 @@ class RepackReport:
     latched: int
     cold: int
     sticky: int
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStats(Ask[EngineReport]):
-    """To the engine."""
 
 
 @dataclass(frozen=True, slots=True)

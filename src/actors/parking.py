@@ -1,7 +1,7 @@
 """Parked conversations: whole conversations in host memory, as spans and states on the shelf (K1 to K4)."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -177,6 +177,12 @@ class Parking:
                 spans.update(kept.spans)
                 self.drop(name)
         self._shelf.purge(prefixes, spans)
+
+    def may_hold(self, prefixes: Collection[bytes]) -> bool:
+        """Say whether a conversation, be it on its way here still, has one of these prefixes."""
+        return any(
+            prefix in prefixes for kept in self.conversations.values() for _, prefix in kept.holder.cuts
+        )
 
     def announce(self) -> None:
         """Have every conversation told anew."""

@@ -6,7 +6,7 @@ copy, what is being read now (S6), the learned branch points (P4), and the measu
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from regrow.actors.messages import CacheChanged, Copied, MountEnded, Prepared, RequestDone, SessionChanged
@@ -189,6 +189,14 @@ class Placement:
     @property
     def holds_anything(self) -> bool:
         return bool(self._parked) or any(len(session.keys) for session in self.sessions.values())
+
+    def may_hold(self, prefixes: Collection[bytes]) -> bool:
+        """Say whether a slot or anything that is kept holds one of these prefixes, or is about to."""
+        sessions = (cut for session in self.sessions.values() for cut in session.holder.cuts)
+        coming = (cut for given in self._given.values() for cut in given.cuts)
+        return any(self._directory.holds(prefix) for prefix in prefixes) or any(
+            prefix in prefixes for _, prefix in itertools.chain(sessions, coming)
+        )
 
     def known(self, prepared: Prepared) -> list[KnownPrompt]:
         """Return the prompts that are known in this one's namespace: those of the slots, and of the parked

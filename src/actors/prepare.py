@@ -90,6 +90,13 @@ class Preparer:
         return self.tokenizer.decode(self._known(ids, "tokens"), skip_special_tokens=False)
 
     def _keys(self, request: GenerateRequest) -> Keys:
+    def beyond_root(self, request: GenerateRequest) -> frozenset[bytes]:
+        """Return the prefix hashes at the cuts past the system prompt; raises BadRequest naming the field."""
+        keys, plan = self.plan_of(request)
+        hashes = prefix_hashes(self.namespace.salted(request.cache_salt), keys, plan.cuts)
+        root = system_end(plan)
+        return frozenset(key for cut, key in zip(plan.cuts, hashes, strict=True) if cut > root)
+
         if request.messages:
             return self.tokenizer.encode_chat(request.messages, request.tools, request.template_options)
         if isinstance(request.prompt, str):

@@ -31,6 +31,7 @@ class Run:
         self._watch = watch
 
     async def __aiter__(self) -> AsyncIterator[Event]:
+        self._ended: Callable[[], None] = _nothing
         while True:
             while self._events:
                 yield self._events.popleft()
@@ -51,6 +52,13 @@ class Run:
 
     def put(self, event: Event) -> bool:
         """Give the client an event; False where its buffer is full and the event is lost."""
+    def when_ended(self, call: Callable[[], None]) -> None:
+        """Have `call` called at the end; at once where that was."""
+        if self.ended:
+            call()
+        else:
+            self._ended = call
+
         self._watch(self.id, event)
         if len(self._events) >= self._buffer:
             return False
@@ -65,3 +73,8 @@ class Run:
         self._terminal = event
         self._watch(self.id, event)
         self._news.set()
+        self._ended()
+
+
+def _nothing() -> None:
+    """Nobody asked to be called."""

@@ -89,6 +89,7 @@ class Serving:
             exact=wiring.exact,
             why=admit.why.sentence if admit.why else None,
             diverged=admit.diverged,
+            repacked=admit.prepared.repacked,
         )
         log.info(
             "request",
@@ -106,6 +107,7 @@ class Serving:
             total_ms=round((now - admit.submitted_at) * 1e3),
             exact=reuse.exact,
             why=reuse.why,
+            left_out=reuse.repacked.characters if reuse.repacked else 0,
         )
         if self.error is not None:
             admit.run.end(Failed(now, self.error, usage, reuse))

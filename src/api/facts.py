@@ -35,6 +35,8 @@ def usage_body(usages: Sequence[Usage]) -> Body:
 def reuse_body(reuse: Reuse) -> Body:
     """Return the `regrow` object (E1); milliseconds are rounded to a tenth."""
     body: Body = msgspec.to_builtins(reuse)
+    if reuse.repacked is None:
+        del body["repacked"]
     times = {name: round(getattr(reuse, name), 1) for name in ("queue_ms", "mount_ms", "read_ms")}
     return {**body, **times}
 

@@ -142,6 +142,18 @@ def is_cold(book: Book, turn: Turn, now: float, rules: Rules, provider_minimum: 
     return now - seen.touched > limit and _is_tall(turn, max(rules.least_tokens, provider_minimum))
 
 
+def is_known_cold(book: Book, turn: Turn, held: bool, now: float, rules: Rules = RULES) -> bool:
+    """Say whether an engine has lost the turn's conversation, as `is_cold` does for a provider (C4, C6).
+
+    held: it may still hold some of it past the system prompt. `turn.ttl` is how long a conversation rests, at
+    least; the first sighting only sets the baseline.
+    """
+    seen = None if turn.key is None else book.get(turn.key)
+    if held or seen is None or turn.ttl is None:
+        return False
+    return now - seen.touched > turn.ttl and _is_tall(turn, rules.least_tokens)
+
+
 def repack_decision(
     book: Book, turn: Turn, now: float, rules: Rules = RULES, provider_minimum: int = 0
 ) -> tuple[bool, Book]:
@@ -189,6 +201,12 @@ def latches_of(latches: Iterable[Latch], turn: Turn) -> tuple[Latch, ...]:
         for latch in latches
         if latch.count <= len(turn.digests) and latch.digest == _hash(turn.digests[: latch.count])
     )
+
+
+def left_out(before: Sequence[Message], after: Sequence[Message]) -> tuple[int, int]:
+    """Return how many messages were shortened, and by how many characters together."""
+    changed = [(a, b) for a, b in zip(before, after, strict=True) if a is not b]
+    return len(changed), sum(_characters(a) - _characters(b) for a, b in changed)
 
 
 def touch(book: Book, uses: Mapping[str, float]) -> Book:

@@ -77,6 +77,10 @@ class Directory:
     def update(self, holder: Holder) -> None:
         """Replace everything that was known of this holder."""
         self.remove(holder.id)
+    def holds(self, prefix: bytes) -> bool:
+        """Say whether anybody holds this prefix, usable or not."""
+        return prefix in self._index
+
         self._holders[holder.id] = holder
         for _, key in holder.cuts:
             self._index.setdefault(key, {}).setdefault(holder.id.kind, {})[holder.id] = None

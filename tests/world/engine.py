@@ -9,6 +9,7 @@ from regrow.config import EngineSettings
 from regrow.policy.keys import Namespace
 from regrow.policy.plan import ChunkTable
 from regrow.policy.request import Exactness, SamplingParams
+from regrow.store.clock import SteadyClock
 from tests.world.fake_runner import Costs, FakeRunner
 from tests.world.loop import VirtualLoop
 from tests.world.threads import VirtualThreads
@@ -59,5 +60,6 @@ async def engine_in(
         default_sampling=SamplingParams(),
         budget=budget,
     )
-    async with Engine.open(settings, served=served, threads=VirtualThreads(world)) as engine:
+    clock = SteadyClock("the world's", 0.0, world.time)
+    async with Engine.open(settings, served=served, threads=VirtualThreads(world), clock=clock) as engine:
         yield engine

@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 
 from aiohttp import web
 from yarl import URL
@@ -15,12 +14,6 @@ from regrow.errors import BadConfig
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = 130
-
-
-def data_directory(chosen: Path | None) -> Path:
-    """Return where the relay keeps its state: `chosen`, else a place in the user's state."""
-    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return chosen or Path(state) / "regrow"
 
 
 def check(settings: RelaySettings) -> None:
