@@ -112,11 +112,11 @@ class EngineStatus:
     roots: tuple[RootReport, ...]
     device: DeviceReport
     mailboxes: tuple[MailboxStats, ...]
+    repack: RepackReport | None = None
 
 
 class Engine:
     """The running system. `engine`, `cache`, `roots`, `device` and `slot(i)` are actor references.
-    repack: RepackReport | None = None
 
     lives: the present life of each actor by name, to look at; one speaks to them through their references.
     """
@@ -148,14 +148,14 @@ class Engine:
             cache=settings.cache,
             checkpoint_every=settings.checkpoint_every,
         )
+        beyond_root = self._prepare.beyond_root
+        self._known_cold = None if book is None else KnownCold(book, threads, beyond_root, self._holds)
         geometry = served.runner.geometry
         self.info = ModelInfo(
             name=served.name,
             context=served.runner.context,
             vocab_size=served.tokenizer.vocab_size,
             exact=served.exact,
-        beyond_root = self._prepare.beyond_root
-        self._known_cold = None if book is None else KnownCold(book, threads, beyond_root, self._holds)
             created=int(time.time()),
             default_sampling=served.default_sampling,
             has_template=served.tokenizer.has_template,
@@ -173,6 +173,7 @@ class Engine:
         served: Served | None = None,
         threads: Threads | None = None,
         progress: Callable[[str, float | None], None] = lambda text, share: None,
+        clock: SteadyClock | None = None,
     ) -> AsyncIterator["Engine"]:
         """Load the model, start the actors, and stop everything at the end of the block.
 
@@ -180,29 +181,30 @@ class Engine:
         how much of it (0..1) while loading. clock: for idle times. Raises ModelRefused or BadConfig.
         """
         threads = threads or RealThreads()
+        book: ColdBook | None = None
         try:
-        clock: SteadyClock | None = None,
             if served is None:
                 served = await threads.run(lambda: load_served(settings, progress))
-            async with System() as system:
-                engine = cls(settings, served, system, threads, book)
-                driver = engine._start()
-                try:
-                    yield engine
-        book: ColdBook | None = None
-                finally:
-                    engine._closing = True
-                    await engine._cut_off()
             if settings.repack_cold:
                 opening = functools.partial(
                     ColdBook.open, settings, served.namespace, clock or system_clock()
                 )
                 book = await threads.run(opening)
+            async with System() as system:
+                engine = cls(settings, served, system, threads, book)
+                driver = engine._start()
+                try:
+                    yield engine
+                finally:
+                    engine._closing = True
+                    await engine._cut_off()
                     await driver.stop()
             if engine._giving_up is not None:
                 await engine._giving_up
             engine._end_left("the engine has stopped")
         finally:
+            if book is not None:
+                await threads.run(book.close)
             await threads.close()
 
     def _start(self) -> DriverHandle:
@@ -212,8 +214,6 @@ class Engine:
         names = [f"slot-{i}" for i in range(served.runner.slots - settings.verify)]
         self.device, self.cache, self.roots, self.engine = (
             system.ref(name) for name in ("device", "cache", "roots", "engine")
-            if book is not None:
-                await threads.run(book.close)
         )
         self.slots = tuple(system.ref(name) for name in names)
         outbox = Outbox(self._threads, lambda slot, ticks: self.slots[slot].tell(ticks), self.device.tell)
@@ -319,15 +319,6 @@ class Engine:
             asked.add_done_callback(self._abandon)
             raise
 
-    def _abandon(self, asked: asyncio.Future[Run]) -> None:
-        """The client has gone while its request was submitted."""
-        if not asked.cancelled() and asked.exception() is None:
-            self.engine.tell(Cancel(asked.result().id))
-
-    async def cache_report(self) -> tuple[CacheReport, tuple[RootReport, ...]]:
-        """Return what is kept: bytes by kind, parked conversations, roots."""
-        deadline = self.settings.ask_deadline_s
-        return await self.cache.ask(CacheStats(), deadline), tuple(
     async def _holds(self, prefixes: frozenset[bytes]) -> bool:
         """Say whether any of these prefixes may be held: what leaves a slot is with the cache before the
         engine is told, so the cache is asked last."""
@@ -338,6 +329,15 @@ class Engine:
         """Whether the text of an answer is what it had to be."""
         return await self._threads.run(lambda: self._grammars.conforms(answer, text))
 
+    def _abandon(self, asked: asyncio.Future[Run]) -> None:
+        """The client has gone while its request was submitted."""
+        if not asked.cancelled() and asked.exception() is None:
+            self.engine.tell(Cancel(asked.result().id))
+
+    async def cache_report(self) -> tuple[CacheReport, tuple[RootReport, ...]]:
+        """Return what is kept: bytes by kind, parked conversations, roots."""
+        deadline = self.settings.ask_deadline_s
+        return await self.cache.ask(CacheStats(), deadline), tuple(
             await self.roots.ask(RootStats(), deadline)
         )
 
@@ -352,6 +352,11 @@ class Engine:
             raise BadRequest(f"{root!r} is not the id of a root", param="root") from None
         return await self.cache.ask(Forget(prefix), self.settings.ask_deadline_s)
 
+    async def original(self, name: str) -> str | None:
+        """Return a text that was left out of a conversation, by the name that stands for it there."""
+        book = self._known_cold
+        return None if book is None else await self._threads.run(lambda: book.original(name))
+
     async def plan_of(self, request: GenerateRequest) -> tuple[list[int], ReadPlan]:
         """Return the tokens of a prompt, and where its reading would be cut; raises BadRequest."""
 
@@ -360,11 +365,6 @@ class Engine:
             return keys.tolist(), cuts
 
         return await self._threads.run(plan)
-
-    async def original(self, name: str) -> str | None:
-        """Return a text that was left out of a conversation, by the name that stands for it there."""
-        book = self._known_cold
-        return None if book is None else await self._threads.run(lambda: book.original(name))
 
     async def text_of(self, tokens: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included; raises BadRequest for what is no id."""
@@ -410,6 +410,7 @@ class Engine:
             roots=tuple(await self.roots.ask(RootStats(), deadline)),
             device=await self.device.ask(DeviceStats(), deadline),
             mailboxes=self._system.statistics(),
+            repack=None if self._known_cold is None else self._known_cold.report(),
         )
 
     async def drain(self) -> None:
@@ -419,7 +420,6 @@ class Engine:
             await self.engine.ask(Drain(), self.settings.drain_s)
             return
         await self._cut_off()
-            repack=None if self._known_cold is None else self._known_cold.report(),
 
     def _failed(self, failed: asyncio.Future[str]) -> None:
         if not failed.cancelled():

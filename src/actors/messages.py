@@ -50,8 +50,8 @@ class Prepared:
     deadline_s: float | None
     mask: LogitsMask | None = None
     prompt_logprobs: int | None = None
-
     repacked: Repacked | None = None
+
     def public(self, position: int) -> int:
         """Return how far a session that serves this from `position` on may be used by other requests (S9)."""
         if self.cache == "on":
@@ -75,13 +75,13 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-@dataclass(frozen=True, slots=True)
 class Holds(Ask[bool]):
     """To the engine and to the cache: say whether any of these prefixes may be held, or is on its way."""
 
     prefixes: frozenset[bytes]
 
 
+@dataclass(frozen=True, slots=True)
 class Drain(Ask[None]):
     """To the engine: take no new work; answered when the last request has ended."""
 

@@ -85,11 +85,6 @@ class Preparer:
         keys = self._keys(request)
         return keys, build_plan(keys, self.table, self.tokenizer.marks)
 
-    def text_of(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, special tokens included; raises BadRequest for what is no id."""
-        return self.tokenizer.decode(self._known(ids, "tokens"), skip_special_tokens=False)
-
-    def _keys(self, request: GenerateRequest) -> Keys:
     def beyond_root(self, request: GenerateRequest) -> frozenset[bytes]:
         """Return the prefix hashes at the cuts past the system prompt; raises BadRequest naming the field."""
         keys, plan = self.plan_of(request)
@@ -97,6 +92,11 @@ class Preparer:
         root = system_end(plan)
         return frozenset(key for cut, key in zip(plan.cuts, hashes, strict=True) if cut > root)
 
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens included; raises BadRequest for what is no id."""
+        return self.tokenizer.decode(self._known(ids, "tokens"), skip_special_tokens=False)
+
+    def _keys(self, request: GenerateRequest) -> Keys:
         if request.messages:
             return self.tokenizer.encode_chat(request.messages, request.tools, request.template_options)
         if isinstance(request.prompt, str):

@@ -29,9 +29,9 @@ class Run:
         self._news = asyncio.Event()
         self._cancel = cancel
         self._watch = watch
+        self._ended: Callable[[], None] = _nothing
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        self._ended: Callable[[], None] = _nothing
         while True:
             while self._events:
                 yield self._events.popleft()
@@ -50,8 +50,6 @@ class Run:
     def ended(self) -> bool:
         return self._terminal is not None
 
-    def put(self, event: Event) -> bool:
-        """Give the client an event; False where its buffer is full and the event is lost."""
     def when_ended(self, call: Callable[[], None]) -> None:
         """Have `call` called at the end; at once where that was."""
         if self.ended:
@@ -59,6 +57,8 @@ class Run:
         else:
             self._ended = call
 
+    def put(self, event: Event) -> bool:
+        """Give the client an event; False where its buffer is full and the event is lost."""
         self._watch(self.id, event)
         if len(self._events) >= self._buffer:
             return False

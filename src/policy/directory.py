@@ -74,13 +74,13 @@ class Directory:
     def get(self, holder: HolderId) -> Holder | None:
         return self._holders.get(holder)
 
-    def update(self, holder: Holder) -> None:
-        """Replace everything that was known of this holder."""
-        self.remove(holder.id)
     def holds(self, prefix: bytes) -> bool:
         """Say whether anybody holds this prefix, usable or not."""
         return prefix in self._index
 
+    def update(self, holder: Holder) -> None:
+        """Replace everything that was known of this holder."""
+        self.remove(holder.id)
         self._holders[holder.id] = holder
         for _, key in holder.cuts:
             self._index.setdefault(key, {}).setdefault(holder.id.kind, {})[holder.id] = None
