@@ -79,6 +79,11 @@ SERVE = {
         _setting("ctx", whole(64, auto=True), "tokens a slot holds", "the model's, or what fits", "context"),
         _setting("dtype", DTYPES, "what weights and cells are kept in"),
         CHAT_TEMPLATE,
+        _setting(
+            "tool-format",
+            one_of("auto", "hermes", "qwen-xml", "llama", "lfm2", auto=True),
+            "how the model writes tool calls; auto = as its chat template says",
+        ),
         MODEL_DIR,
         _setting("served-model-name", NAMES, "what requests call it", "the model's own", "served_names"),
     ),

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from regrow.policy.request import Exactness
+from regrow.policy.request import Exactness, ToolFormat
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -52,6 +52,7 @@ class EngineSettings:
     data_dir: Path | None = None
     model_dir: Path | None = None
     chat_template: str | None = None
+    tool_format: ToolFormat | None = None
     debug: bool = False
 
 

@@ -52,6 +52,8 @@ from regrow.actors.threads import DriverHandle, RealThreads, Threads
 from regrow.config import EngineSettings
 from regrow.errors import ActorDown, BadRequest, DeadlineExceeded, Draining, Overloaded
 from regrow.gpu.device_loop import DeviceLoop
+from regrow.models.answer_reader import ThinkingTags
+from regrow.models.constrain import Grammars
 from regrow.policy.plan import ReadPlan
 from regrow.policy.request import Exactness, GenerateRequest, JsonAnswer, SamplingParams, ToolFormat
 from regrow.store.clock import SteadyClock, system_clock
@@ -72,6 +74,8 @@ class ModelInfo:
     created: int
     default_sampling: SamplingParams
     has_template: bool
+    tool_format: ToolFormat
+    thinking: ThinkingTags | None
     hybrid: bool
     bytes_per_token: int
     bytes_per_checkpoint: int
@@ -139,6 +143,7 @@ class Engine:
         self._requests: dict[str, LivingRequest] = {}
         self._watchers: list[Watcher] = []
         self._giving_up: asyncio.Task[None] | None = None
+        self._grammars = Grammars(served.tokenizer)
         self._prepare = Preparer(
             tokenizer=served.tokenizer,
             table=served.table,
@@ -147,6 +152,7 @@ class Engine:
             checkpoints=settings.checkpoints,
             cache=settings.cache,
             checkpoint_every=settings.checkpoint_every,
+            grammars=self._grammars,
         )
         beyond_root = self._prepare.beyond_root
         self._known_cold = None if book is None else KnownCold(book, threads, beyond_root, self._holds)
@@ -159,6 +165,8 @@ class Engine:
             created=int(time.time()),
             default_sampling=served.default_sampling,
             has_template=served.tokenizer.has_template,
+            tool_format=served.tokenizer.tool_format,
+            thinking=served.tokenizer.thinking,
             hybrid=geometry.hybrid,
             bytes_per_token=geometry.bytes_per_token,
             bytes_per_checkpoint=geometry.bytes_per_checkpoint,
@@ -199,6 +207,7 @@ class Engine:
                     engine._closing = True
                     await engine._cut_off()
                     await driver.stop()
+                    engine._grammars.close()
             if engine._giving_up is not None:
                 await engine._giving_up
             engine._end_left("the engine has stopped")

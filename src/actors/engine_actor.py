@@ -178,6 +178,7 @@ class EngineActor:
         if self._draining:
             raise Draining("the engine is shutting down")
         run = Run(f"req-{secrets.token_hex(8)}", self._w.event_buffer, self._w.cancel, self._w.watch)
+        run.thinks = prepared.thinks
         request = LivingRequest(run, prepared, self._w.now(), next(self._orders))
         self._requests[run.id] = request
         entry = (-prepared.priority, request.order, run.id)

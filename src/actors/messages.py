@@ -49,6 +49,7 @@ class Prepared:
     priority: int
     deadline_s: float | None
     mask: LogitsMask | None = None
+    thinks: bool = False
     prompt_logprobs: int | None = None
     repacked: Repacked | None = None
 
@@ -122,6 +123,11 @@ class EngineReport:
     totals: Totals
     rates: Rates
     copied: Mapping[Source, Copied]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats(Ask[EngineReport]):
+    """To the engine."""
 
 
 @dataclass(frozen=True, slots=True)

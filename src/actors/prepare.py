@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from regrow.actors.messages import Prepared
 from regrow.errors import BadRequest, ContextLengthExceeded
+from regrow.models.constrain import Grammars
 from regrow.models.tokenizer import ChatTokenizer
 from regrow.policy.checkpoints import CheckpointCut, checkpoint_cuts, message_end, system_end
 from regrow.policy.keys import Keys, Namespace, as_keys, prefix_hashes
@@ -26,6 +27,7 @@ class Preparer:
     context: int
     checkpoints: int
     checkpoint_every: int
+    grammars: Grammars
     cache: bool = True
 
     def __call__(self, request: GenerateRequest) -> Prepared:
@@ -51,6 +53,7 @@ class Preparer:
         pin = 0 if request.pin is None else _pinned(request, plan)
         checkpoints = self._checkpoints(plan, cache, pin)
         ends = frozenset(self.tokenizer.eos_ids)
+        thinks = self.tokenizer.thinks(keys)
         return Prepared(
             keys=keys,
             plan=plan,
@@ -63,7 +66,7 @@ class Preparer:
                 max_tokens=wanted_tokens,
                 token_ids=frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else ends),
                 strings=request.stop,
-                min_tokens=request.min_tokens,
+                min_tokens=0 if request.answer else request.min_tokens,  # the grammar says when it ends
             ),
             banned=ends if request.ignore_eos else frozenset(),
             cache=cache,
@@ -71,6 +74,8 @@ class Preparer:
             priority=request.priority,
             deadline_s=request.deadline_s,
             prompt_logprobs=request.prompt_logprobs,
+            mask=self.grammars.mask(request, thinks),
+            thinks=thinks,
         )
 
     def _checkpoints(self, plan: ReadPlan, cache: CacheUse, pin: int) -> Sequence[CheckpointCut]:

@@ -12,7 +12,8 @@ from regrow.actors.events import Event, Failed, Finished
 
 
 class Run:
-    """The life of one request. Iterate over it for its events; `slot` is set once it is placed."""
+    """The life of one request. Iterate over it for its events; `slot` is set once it is placed. thinks: its
+    prompt ends inside the model's thinking tags, so that the answer begins there."""
 
     def __init__(
         self,
@@ -23,6 +24,7 @@ class Run:
     ) -> None:
         self.id = request
         self.slot: int | None = None
+        self.thinks = False
         self._buffer = buffer
         self._events: deque[Event] = deque()
         self._terminal: Finished | Failed | None = None

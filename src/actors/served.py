@@ -53,6 +53,7 @@ def load_served(settings: EngineSettings, progress: Callable[[str, float | None]
         device=device,
         model_dir=settings.model_dir,
         chat_template=settings.chat_template,
+        tool_format=settings.tool_format,
         progress=progress,
     )
     exact: Exactness = settings.exact or ("full" if device.type == "cuda" else "cache")

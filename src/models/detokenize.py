@@ -5,6 +5,7 @@ sequence of ids. tokenizers' own `DecodeStream` is not used: it fails on invalid
 of a run of them to decode again with each token. Here each token costs the decoding of a few.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from tokenizers import Tokenizer
@@ -23,12 +24,13 @@ class Spelling:
     bytes: frozenset[int]
 
     @classmethod
-    def of(cls, backend: Tokenizer) -> "Spelling":
+    def of(cls, backend: Tokenizer, shown: Collection[str] = ()) -> "Spelling":
+        """shown: special tokens that are text all the same, since they say what an answer is made of."""
         added = backend.get_added_tokens_decoder()
         single = (backend.token_to_id(f"<0x{byte:02X}>") for byte in range(256))
         return cls(
             backend,
-            frozenset(i for i, token in added.items() if token.special),
+            frozenset(i for i, token in added.items() if token.special and token.content not in shown),
             frozenset(i for i in single if i is not None and backend.decode([i]) != backend.id_to_token(i)),
         )
 
@@ -64,4 +66,4 @@ class Detokenizer:
         return piece
 
     def _text(self) -> str:
-        return str(self._spelling.backend.decode(self._window))
+        return str(self._spelling.backend.decode(self._window, skip_special_tokens=False))

@@ -19,7 +19,7 @@ from regrow.models.progress import Progress, silent
 from regrow.models.random_models import PREFIX, build_random, parse_random
 from regrow.models.sources import locate
 from regrow.models.tokenizer import ChatTokenizer
-from regrow.policy.request import SamplingParams
+from regrow.policy.request import SamplingParams, ToolFormat
 
 UNLIMITED = 32_768  # the context of a model that names no limit of its own
 CPU = torch.device("cpu")
@@ -50,11 +50,13 @@ def load_model(
     device: torch.device = CPU,
     model_dir: Path | None = None,
     chat_template: str | None = None,
+    tool_format: ToolFormat | None = None,
     progress: Progress = silent,
 ) -> LoadedModel:
     """Load `demo`, `random:FAMILY[:SIZE]`, a directory, a .gguf file or a model of the hub.
 
     model_dir: where fetched and converted models are kept. chat_template: a Jinja template or its file.
+    tool_format: how the model writes tool calls; None: as its template says.
     Raises ModelRefused with the reason, or BadConfig for a template that is none.
     """
     chosen, _ = choose_dtype(dtype, device)
@@ -68,7 +70,7 @@ def load_model(
         module, tokenizer = load_directory(path, chosen, device)
     module.requires_grad_(False).eval()
     rows = module.get_input_embeddings().weight.shape[0]
-    chat = ChatTokenizer(tokenizer, _end_ids(module), chat_template, rows)
+    chat = ChatTokenizer(tokenizer, _end_ids(module), chat_template, rows, tool_format)
     return LoadedModel(
         name=served,
         module=module,

@@ -45,6 +45,12 @@ class Renderer:
     def has_template(self) -> bool:
         return self._override is not None or bool(self._tokenizer.chat_template)
 
+    @property
+    def template(self) -> str:
+        """The text of the template, or of all where there are several; empty where there is none."""
+        own = self._override or self._tokenizer.chat_template or ""
+        return own if isinstance(own, str) else "\n".join(map(str, own.values()))
+
     def __call__(
         self,
         messages: Sequence[Mapping[str, object]],

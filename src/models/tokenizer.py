@@ -12,12 +12,15 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from regrow.errors import BadRequest
+from regrow.models.answer_reader import prompt_thinks, thinking_tags
 from regrow.models.detokenize import Detokenizer, Spelling
 from regrow.models.render import Renderer
 from regrow.models.template import LearnedMarks, Message, learn_marks
 from regrow.models.token_bytes import TokenBytes
+from regrow.models.tool_formats import MARKS, format_of
 from regrow.policy.keys import Keys, as_keys
 from regrow.policy.plan import MessageMarks
+from regrow.policy.request import ToolFormat
 
 
 class ChatTokenizer:
@@ -26,6 +29,7 @@ class ChatTokenizer:
     eos_ids: more ids that end an answer than the tokenizer itself names. chat_template: a Jinja template, or
     the path of its file, to be used instead of the tokenizer's own (BadConfig where it is neither). rows: how
     many ids the model embeds; a text with a token beyond them (of pictures, say) is a BadRequest.
+    tool_format: how the model writes tool calls; None: as its template says.
     """
 
     def __init__(
@@ -34,12 +38,16 @@ class ChatTokenizer:
         eos_ids: Iterable[int] = (),
         chat_template: str | None = None,
         rows: int | None = None,
+        tool_format: ToolFormat | None = None,
     ) -> None:
         self._backend: Tokenizer = tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
         self._render = Renderer(tokenizer, chat_template)
-        self._spelling = Spelling.of(self._backend)
+        self.tool_format = tool_format or format_of(self._render.template)
+        self.thinking = thinking_tags(self._render.template)
+        tags = () if self.thinking is None else (self.thinking.open, self.thinking.close)
+        self._spelling = Spelling.of(self._backend, {*MARKS[self.tool_format], *tags})
         self.token_bytes = TokenBytes(self._spelling)
         own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         self.eos_ids = frozenset([*own, *eos_ids])
@@ -59,6 +67,19 @@ class ChatTokenizer:
     def marks_note(self) -> str:
         """What could not be learned of that and why; empty where everything could."""
         return self._learned.note
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token by its text."""
+        found: int | None = self._backend.token_to_id(token)
+        return found
+
+    def definition(self) -> str:
+        """Return the whole tokenizer as JSON."""
+        return str(self._backend.to_str())
+
+    def thinks(self, keys: Keys) -> bool:
+        """Whether a prompt ends inside the model's thinking tags."""
+        return prompt_thinks(self.decode(keys[-16:], skip_special_tokens=False), self.thinking)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> Keys:
         """Return the ids of a raw prompt, int64 [n], with the start token where the tokenizer adds one."""

@@ -47,6 +47,22 @@ class StopRules:
 
 
 @dataclass(frozen=True, slots=True)
+class JsonAnswer:
+    """The answer has to be JSON that the schema allows. field: where the request has the schema."""
+
+    schema: Mapping[str, object] | bool
+    field: str = "response_format.json_schema.schema"
+
+
+@dataclass(frozen=True, slots=True)
+class CallAnswer:
+    """The answer has to call one of the tools of these names, or several where it may be `parallel`."""
+
+    names: tuple[str, ...]
+    parallel: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One request to the engine: either chat `messages` (rendered by the model's template) or a raw `prompt`.
 
@@ -55,6 +71,8 @@ class GenerateRequest:
     max_tokens: None means what the context leaves. deadline_s: seconds from submission.
     stop: strings that end the answer and are not part of it. pin: index of the message at whose end a
     checkpoint is kept as long as the conversation is.
+    answer: what the answer has to be; where the model thinks first, what follows that.
+    forked: several requests are this one; they share one reading of the whole prompt.
     prompt_logprobs: as `sampling.logprobs`, for each token of the prompt; every one of them is then read, and
     nothing is reused.
     """
@@ -74,5 +92,7 @@ class GenerateRequest:
     cache_salt: str | None = None
     pin: int | None = None
     prompt_logprobs: int | None = None
+    answer: JsonAnswer | CallAnswer | None = None
+    forked: bool = False
     priority: int = 0
     deadline_s: float | None = None

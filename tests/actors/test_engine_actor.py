@@ -12,6 +12,7 @@ from regrow.actors.prepare import Preparer
 from regrow.actors.run import Run
 from regrow.actors.runtime import ActorRef
 from regrow.errors import DeadlineExceeded
+from regrow.models.constrain import Grammars
 from regrow.policy.directory import Holder, HolderId
 from regrow.policy.keys import Namespace, as_keys
 from regrow.policy.plan import ChunkTable
@@ -81,7 +82,7 @@ class Desk:
 
 
 def prepared(text: str) -> Prepared:
-    prepare = Preparer(world_tokenizer(), ChunkTable.uniform(64), Namespace.of("test"), 4096, 6, 0)
+    prepare = Preparer(world_tokenizer(), ChunkTable.uniform(64), Namespace.of("test"), 4096, 6, 0, Grammars(world_tokenizer()))
     return prepare(GenerateRequest(prompt=text, max_tokens=4))
 
 

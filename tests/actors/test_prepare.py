@@ -8,6 +8,7 @@ import pytest
 from regrow.actors.prepare import Preparer
 from regrow.errors import BadRequest, ContextLengthExceeded
 from regrow.models.byte_tokenizer import IM_END, IM_START
+from regrow.models.constrain import Grammars
 from regrow.policy.keys import Namespace
 from regrow.policy.plan import ChunkTable
 from regrow.policy.request import GenerateRequest, SamplingParams
@@ -28,6 +29,7 @@ def prepare() -> Preparer:
         context=256,
         checkpoints=6,
         checkpoint_every=0,
+        grammars=Grammars(world_tokenizer()),
     )
 
 

@@ -88,6 +88,17 @@ def test_special_tokens_have_no_text_in_between() -> None:
     assert pieces_of(tokenizer, [start, hi, start, hi]) == ["", "hi", "", " hi", ""]
 
 
+def test_special_tokens_that_say_what_an_answer_is_made_of_are_text() -> None:
+    template = "{{ '<|tool_call_start|>[f()]<|tool_call_end|>' }}{% if think %}</think>{% endif %}"
+    tokenizer = ChatTokenizer(
+        hard_tokenizer(["<|tool_call_start|>", "<|tool_call_end|>", "<think>", "</think>", "</s>"], template)
+    )
+    text = "<think>x</think>\n<|tool_call_start|>[f()]<|tool_call_end|>"
+    detokenizer = tokenizer.detokenizer()
+    pieces = [detokenizer.push(int(token)) for token in tokenizer.encode(text + "</s>")]
+    assert "".join(pieces) + detokenizer.flush() == text
+
+
 def test_flush_gives_what_is_incomplete_and_starts_anew() -> None:
     detokenizer = TOKENIZERS["byte-level"].detokenizer()
     first, letter = TOKENIZERS["byte-level"].encode("\U0001f600a").tolist()[::4]
@@ -108,9 +119,9 @@ def test_a_token_costs_the_decoding_of_a_few(text: str, first: int) -> None:
             name: str | None = self.backend.id_to_token(token)
             return name
 
-        def decode(self, ids: list[int]) -> str:
+        def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
             self.decoded += len(ids)
-            return str(self.backend.decode(ids))
+            return str(self.backend.decode(ids, skip_special_tokens=skip_special_tokens))
 
     backend = hard_tokenizer(["</s>"], None).backend_tokenizer
     counting = Counting(backend)
