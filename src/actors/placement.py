@@ -16,7 +16,7 @@ from regrow.policy.directory import CutHash, Directory, Holder, HolderId, Match
 from regrow.policy.flight import Reading, awaited
 from regrow.policy.keys import Keys, Namespace, common_prefix
 from regrow.policy.learned import BranchPoints, branch_point
-from regrow.policy.place import Candidate, Rates, Targets, place
+from regrow.policy.place import Candidate, Rates, Source, Targets, place
 from regrow.policy.request import Exactness
 from regrow.policy.resume import resume_point
 
