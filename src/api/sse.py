@@ -60,11 +60,15 @@ class EventStream:
             await self.response.write(frame)
             self._written_at = self._loop.time()
 
+    def _silent_for(self) -> float:
+        """Return for how many more seconds nothing need be written."""
+        return self._written_at + self._keepalive_s - self._loop.time()
+
     async def _keep_alive(self) -> None:
         while True:
-            await asyncio.sleep(max(0.0, self._written_at + self._keepalive_s - self._loop.time()))
+            await asyncio.sleep(self._silent_for())
             async with self._lock:
-                if self._loop.time() - self._written_at < self._keepalive_s:
+                if self._silent_for() > 0:
                     continue
                 try:
                     await self.response.write(KEEP_ALIVE)
