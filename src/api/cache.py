@@ -14,6 +14,14 @@ async def get_cache(request: web.Request) -> web.Response:
     return json_response({**body, "roots": msgspec.to_builtins(roots)})
 
 
+async def get_original(request: web.Request) -> web.Response:
+    """Give back a text that `--repack-cold` left out of a conversation, by the name that stands there."""
+    text = await request.app[GATE].engine.original(request.match_info["name"])
+    if text is None:
+        raise web.HTTPNotFound(text="no original of that name is kept")
+    return web.Response(body=text.encode(errors="replace"), content_type="text/plain", charset="utf-8")
+
+
 async def delete_cache(request: web.Request) -> web.Response:
     """Forget everything that is kept and not in use. What the slots hold stays until they are needed."""
     return json_response({"forgotten": await request.app[GATE].engine.forget()})

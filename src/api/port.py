@@ -74,6 +74,10 @@ class EnginePort(Protocol):
         """Return what the engine is doing, as a value that msgspec can encode to an object."""
         ...
 
+    async def original(self, name: str) -> str | None:
+        """Return a text that was left out of a conversation; None where there is none of that name."""
+        ...
+
     async def cache_report(self) -> tuple[object, object]:
         """Return what the cache holds, and the roots, as values that msgspec can encode."""
         ...

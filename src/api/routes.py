@@ -4,7 +4,7 @@ The application, its checks of keys, `/openapi.json` and the fuzz tests are made
 in it does not exist.
 """
 
-from regrow.api.cache import delete_cache, delete_root, get_cache
+from regrow.api.cache import delete_cache, delete_root, get_cache, get_original
 from regrow.api.chat import chat_completions
 from regrow.api.completions import completions
 from regrow.api.models import get_model, list_models
@@ -33,6 +33,7 @@ ROUTES = (
     Route("GET", "/v1/cache", get_cache, "Show what is kept"),
     Route("DELETE", "/v1/cache", delete_cache, "Forget all that is kept and not in use"),
     Route("DELETE", "/v1/cache/roots/{id}", delete_root, "Forget one system prompt"),
+    Route("GET", "/v1/cache/originals/{name}", get_original, "Show a text that a conversation lacks"),
     Route("GET", "/openapi.json", openapi, "Show this document"),
     Route("GET", "/health", health, "Tell that the process lives", keyless=True),
     Route("GET", "/ready", ready, "Tell whether requests are taken", keyless=True),

@@ -182,6 +182,9 @@ class StubEngine:
     async def status(self) -> object:
         return self.doing
 
+    async def original(self, name: str) -> str | None:
+        return "Grüße" if name == "ab" else None
+
     async def cache_report(self) -> tuple[object, object]:
         return {"budget": 1024, "parked": []}, [{"prefix": "0a", "tokens": 300}]
 

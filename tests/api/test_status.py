@@ -90,6 +90,13 @@ async def test_requests_on_one_connection_have_ids_of_their_own(start: Start, en
     assert len(ids) == 3
 
 
+async def test_what_was_left_out_of_a_conversation_can_be_fetched(start: Start, engine: StubEngine) -> None:
+    served = await start(engine)
+    async with served.http.get("/v1/cache/originals/ab") as response:
+        assert (response.status, await response.text()) == (200, "Grüße")
+    assert (await served.get("/v1/cache/originals/cd"))[0] == 404
+
+
 async def test_the_cache_shows_what_is_kept_and_forgets_it(start: Start, engine: StubEngine) -> None:
     served = await start(engine)
     assert await served.get("/v1/cache") == (

@@ -19,7 +19,9 @@ from regrow.policy.cold_prefix import (
     Turn,
     cached_prefix_len,
     is_cold,
+    is_known_cold,
     latches_of,
+    left_out,
     merged,
     prefix_ttl,
     prune_decision,
@@ -28,7 +30,7 @@ from regrow.policy.cold_prefix import (
     touch,
     turn_of,
 )
-from regrow.policy.history import boundary_of
+from regrow.policy.history import boundary_of, prune
 from tests.policy.prompts import anthropic_turn, chat, chats, openai_turn
 
 SYSTEM = "You are a coding agent. " * 40
@@ -430,3 +432,31 @@ def test_numbers_of_any_size_can_be_hashed() -> None:
         "content": [{"type": "tool_use", "input": json.loads("[1e400, 99999999999999999999]")}],
     }
     assert turn_of([message]).key
+
+
+# Known, not predicted
+
+
+@given(messages=chats(openai_turn), idle=st.floats(-10.0, 2000.0), held=st.booleans(), seen=st.booleans())
+def test_an_engine_knows_a_chat_to_be_cold_iff_it_lost_one_that_it_saw_and_that_rested(
+    messages: list[dict], idle: float, held: bool, seen: bool
+) -> None:
+    one = turn(messages, SYSTEM * 10, cached=len(messages), ttl=IDLE)
+    book = settle({}, one, False, 1000.0)[1] if seen else {}
+    assert is_known_cold(book, one, held, 1000.0 + idle) == (seen and not held and idle > IDLE)
+
+
+def test_an_engine_leaves_a_small_chat_alone_and_one_that_nobody_opened() -> None:
+    small = turn([{"role": "user", "content": "hello"}], "", cached=1, ttl=IDLE)
+    assert not is_known_cold(settle({}, small, False, 0.0)[1], small, False, 10 * IDLE)
+    nobody = turn([{"role": "system", "content": SYSTEM * 10}], cached=1, ttl=IDLE)
+    assert not is_known_cold({}, nobody, False, 10 * IDLE)
+
+
+def test_what_was_left_out_is_counted_in_messages_and_characters() -> None:
+    messages = chat(TURNS)
+    after = prune(messages, 32).messages
+    changed = [(a, b) for a, b in zip(messages, after, strict=True) if a != b]
+    texts = [(a["content"][0]["content"], b["content"][0]["content"]) for a, b in changed]
+    assert left_out(messages, after) == (len(changed), sum(len(a) - len(b) for a, b in texts))
+    assert left_out(messages, messages) == (0, 0)
