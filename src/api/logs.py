@@ -7,6 +7,7 @@ import logging
 import sys
 
 import structlog
+from aiohttp.http_exceptions import HttpProcessingError
 from structlog.typing import Processor
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -35,6 +36,7 @@ def configure_logs(level: str, as_json: bool) -> None:
     )
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("regrow").setLevel(level.upper())
+    logging.getLogger("aiohttp.server").addFilter(_without_what_was_sent)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
@@ -44,3 +46,11 @@ def configure_logs(level: str, as_json: bool) -> None:
         wrapper_class=structlog.stdlib.BoundLogger,
         logger_factory=structlog.stdlib.LoggerFactory(),
     )
+
+
+def _without_what_was_sent(record: logging.LogRecord) -> bool:
+    """Take from a record of aiohttp's the error that quotes what it could not parse: a part of a body, or of
+    a header with a key."""
+    if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError):
+        record.exc_info = None
+    return True

@@ -1,15 +1,20 @@
 """Logs are structured, carry the request's id, and hold no text of prompts or answers."""
 
+import asyncio
 import json
 import logging
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import pytest
 import structlog
 
 from regrow.api.logs import configure_logs
+from tests.actors.world import House, house
 from tests.api.conftest import Start, chat_body
 from tests.api.stub import TEXT, TOKENS, StubEngine
+from tests.world.loop import VirtualLoop, run_world
+from tests.world.wire import Site, site
 
 SECRET = "my secret plan"
 
@@ -78,6 +83,70 @@ async def test_an_unexpected_error_is_logged_with_a_traceback_and_no_text(
     assert "ValueError: broken inside" in err
     assert SECRET not in err
     assert TEXT[:5] not in err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_whatever_becomes_of_a_request_no_line_from_info_on_holds_any_text_of_it(
+    capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    secrets = {
+        "cache_salt": SECRET,
+        "user": SECRET,
+        "stop": [f"{SECRET}, stop"],
+        "tools": [{"type": "function", "function": {"name": "f", "description": SECRET}}],
+    }
+
+    async def asks(house: House, server: Site) -> None:
+        """Ask what is answered, refused, cut off, left, and ended by a crash; the same text in each."""
+        for fields in ({}, {"stream": False}, secrets, {"top_k": SECRET}, {"model": SECRET}):
+            await server.chat(SECRET, **fields).end()
+        await server.chat(f"{SECRET}, but differently").end()
+        await server.chat(SECRET * 1000).end()
+        await server.chat(SECRET, max_tokens=500, regrow={"deadline_ms": 300}).end()
+        raw = {"model": "world", "prompt": [SECRET, f"{SECRET}!"], "echo": True, "logprobs": 2}
+        await server.call("POST", "/v1/completions", raw).end()
+        for path in ("/tokenize", "/apply-template"):
+            messages = [{"role": "user", "content": SECRET}]
+            await server.call("POST", path, {"messages": messages}).end()
+        left, crashed = [server.chat(SECRET * 3, max_tokens=500) for _ in range(2)]
+        await asyncio.sleep(0.5)
+        left.leave()
+        await asyncio.sleep(0.5)
+        for name in ("slot-0", "slot-1"):
+            house.crash(name)
+        await crashed.end()
+
+    async def lived(world: VirtualLoop) -> None:
+        async with house(world, rests=False) as opened, site(opened.engine) as served:
+            await asks(opened, served)
+
+    configure_logs("info", as_json)
+    run_world(0, lived)
+    err = capsys.readouterr().err
+    for said in ("length", "DeadlineExceeded", "cancelled", "ActorDown", "400", "404", "Traceback"):
+        assert said in err, said
+    assert "secret" not in err
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\n\r\n{my secret plan}\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nmy secret plan\r\n\r\n",
+        b"GET / HTTP/1.1\r\nx-api key: my secret plan\r\n\r\n",
+        b"GET /" + b"my secret plan" * 1000 + b" HTTP/1.1\r\n\r\n",
+    ],
+)
+async def test_what_is_no_http_is_told_to_its_sender_alone(
+    start: Start, engine: StubEngine, capsys: pytest.CaptureFixture[str], sent: bytes
+) -> None:
+    configure_logs("info", as_json=True)
+    served = await start(engine)
+    reader, writer = await asyncio.open_connection("127.0.0.1", urlsplit(served.url).port)
+    writer.write(sent)
+    assert b" 400 " in await asyncio.wait_for(reader.read(), 30)
+    writer.close()
+    assert "secret" not in capsys.readouterr().err
 
 
 def test_the_level_is_for_regrow_and_others_are_heard_from_warnings_on(
