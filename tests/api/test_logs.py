@@ -123,7 +123,7 @@ def test_whatever_becomes_of_a_request_no_line_from_info_on_holds_any_text_of_it
     configure_logs("info", as_json)
     run_world(0, lived)
     err = capsys.readouterr().err
-    for said in ("length", "DeadlineExceeded", "cancelled", "ActorDown", "400", "404", "Traceback"):
+    for said in ("length", "DeadlineExceeded", "cancelled", "TypeError", "400", "404", "Traceback"):
         assert said in err, said
     assert "secret" not in err
 
