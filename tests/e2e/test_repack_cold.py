@@ -55,5 +55,5 @@ async def test_a_lost_conversation_is_read_shortened_once_and_then_goes_on(tmp_p
     with serving(MODEL, *options, *cold) as server:
         async with server.client() as client:
             again, facts = await ask(client, agent(13))
-            assert facts["repacked"]["decision"] == "sticky"
+            assert facts["repacked"]["decision"] == "cold"  # again, and shortened as before
             assert again.prompt_tokens == longer.prompt_tokens
