@@ -21,8 +21,9 @@ class EngineSettings:
     models are kept. root_cells: whether a root gets a copy of its cells at once, when its last holder is
     about to go, or never. repack_cold: leave old tool results out of conversations that are not kept any more
     and have rested for over conversation_ttl seconds; data_dir: where is noted which. verify: read again what
-    is mounted, and compare (V2). deadline: seconds that any request may take. ask_deadline_s bounds every ask
-    between actors. debug: check integrity after every step.
+    is mounted, and compare (V2). cache_dir: where conversations and roots are kept across restarts, up to
+    cache_disk_gib GiB; None keeps nothing. deadline: seconds that any request may take. ask_deadline_s bounds
+    every ask between actors. debug: check integrity after every step.
     """
 
     model: str = "demo"
@@ -42,6 +43,8 @@ class EngineSettings:
     root_cells: RootCells = "auto"
     verify: bool = False
     cache_mib: int | None = None
+    cache_dir: Path | None = None
+    cache_disk_gib: float | None = None
     queue: int = 64
     deadline: float | None = None
     event_buffer: int = 4096

@@ -4,8 +4,22 @@ What is kept lies on the `Shelf` and in the `Parking`; this actor answers at onc
 tells the engine's directory and the holders what has changed after every message.
 """
 
+import asyncio
 from collections.abc import Callable
 
+from regrow.actors.behind import WriteBehind
+from regrow.actors.disk_messages import (
+    DiskChanged,
+    ForgetRoot,
+    PurgeRecords,
+    RecordRead,
+    RecordsWritten,
+    Restore,
+    Save,
+    SaveNow,
+    WriteOut,
+    WriteRecords,
+)
 from regrow.actors.messages import (
     AddRoot,
     CacheChanged,
@@ -28,6 +42,7 @@ from regrow.actors.messages import (
     Unpin,
 )
 from regrow.actors.parking import Parking
+from regrow.actors.restoring import Restoring
 from regrow.actors.runtime import Down
 from regrow.actors.shelf import Shelf
 from regrow.policy.directory import HolderId
@@ -37,7 +52,8 @@ class CacheActor:
     """budget: bytes. bytes_per_token: what a cell of all layers weighs. now: the engine clock in seconds.
 
     root_cells: roots may keep cells of their own. `tell(name, message)` reaches another actor. `life` counts
-    this actor's restarts: a lease of an earlier life is unknown, and never somebody else's.
+    this actor's restarts: a lease of an earlier life is unknown, and never somebody else's. bytes_per_state:
+    of a running state. disk: there is a disk tier.
     """
 
     def __init__(
@@ -48,11 +64,25 @@ class CacheActor:
         root_cells: bool,
         tell: Callable[[str, object], None],
         now: Callable[[], float],
+        bytes_per_state: int = 0,
+        disk: bool = False,
     ) -> None:
         self._shelf = Shelf(budget, life, root_cells=root_cells)
         self._parking = Parking(self._shelf, bytes_per_token)
         self._tell = tell
         self._now = now
+        self._disk = disk
+        self._behind = WriteBehind(
+            self._shelf,
+            self._parking.conversations,
+            bytes_per_token,
+            lambda name, records: tell("disk", WriteRecords(name, records)),
+            lambda slot: tell(f"slot-{slot.key}", SaveNow()),
+        )
+        self._restoring = Restoring(
+            self._shelf, self._parking, bytes_per_state, lambda read: tell("disk", read)
+        )
+        self._written_out: list[asyncio.Future[None]] = []
 
     async def started(self) -> None:
         """Nothing to do: a fresh cache is empty."""
@@ -60,6 +90,9 @@ class CacheActor:
     async def handle(self, message: object) -> object:
         answer = self._handle(message)
         self._tell_changes()
+        self._restoring.settle()
+        if self._behind.at_rest:
+            self._answer_written_out()
         return answer
 
     def _handle(self, message: object) -> object:
@@ -81,7 +114,24 @@ class CacheActor:
             case Park(slot, what):
                 return parking.park(slot, what, self._now())
             case Parked(name, cells):
-                parking.parked(name, cells)
+                if name.kind == "disk":
+                    self._behind.copied(name, cells)
+                else:
+                    parking.parked(name, cells)
+            case Save(slot, what):
+                return self._behind.save(slot, what)
+            case RecordsWritten(name):
+                self._behind.written(name)
+            case Restore(record, position):
+                found = self._behind.records.get(record)
+                return found and self._restoring.restore(found, position, self._now())
+            case RecordRead():
+                self._restoring.came(message)
+            case DiskChanged(added, gone):
+                self._behind.changed(added, gone)
+            case WriteOut():
+                self._written_out.append(asyncio.get_running_loop().create_future())
+                return self._written_out[-1]
             case Lend(holder, position):
                 return parking.lend(holder, position)
             case Repay(holder, taker):
@@ -92,6 +142,7 @@ class CacheActor:
                 shelf.drop_root(prefix)
             case Purge(prefixes):
                 parking.purge(prefixes)
+                self._forget_on_disk(PurgeRecords(prefixes))
             case Forget(root):
                 return self._forget(root)
             case Holds(prefixes):
@@ -102,9 +153,15 @@ class CacheActor:
             case Down(name="roots"):
                 shelf.drop_roots()
             case Down(name="device"):
+                self._behind.device_lost()
                 parking.drop_unfinished()
+            case Down(name="disk"):
+                self._behind.disk_lost()
+                self._restoring.disk_lost()
             case Down(name, _):
-                shelf.forget_holder(HolderId("slot", int(name.removeprefix("slot-"))))
+                slot = HolderId("slot", int(name.removeprefix("slot-")))
+                self._behind.slot_lost(slot)
+                shelf.forget_holder(slot)
             case CacheStats():
                 return self._report()
             case _:
@@ -117,11 +174,27 @@ class CacheActor:
             if root not in self._shelf.roots:
                 return 0
             self._shelf.evict_root(root)
+            if self._disk:
+                self._tell("disk", ForgetRoot(root))
             return 1
+        self._forget_on_disk(PurgeRecords(None))
         return self._parking.forget_all() + self._shelf.forget_all()
+
+    def _forget_on_disk(self, purge: PurgeRecords) -> None:
+        self._behind.give_up(purge.prefixes)
+        if self._disk:
+            self._tell("disk", purge)
+
+    def _answer_written_out(self) -> None:
+        while self._written_out:
+            waiter = self._written_out.pop()
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _tell_changes(self) -> None:
         changes = self._shelf.news.take()
+        if self._disk:
+            self._behind.kept([k.holder.id for k in changes.kept if k.holder.id.kind == "parked"])
         for holder, prefixes in changes.evicted:
             if holder.kind == "slot":
                 self._tell(f"slot-{holder.key}", Evicted(prefixes))

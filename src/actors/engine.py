@@ -18,6 +18,13 @@ import structlog
 
 from regrow.actors.cache import CacheActor
 from regrow.actors.device import DeviceActor, Outbox
+from regrow.actors.disk_messages import (
+    DiskReport,
+    DiskStats,
+    SaveSession,
+    WriteOut,
+)
+from regrow.actors.disk_tier import DiskTier
 from regrow.actors.engine_actor import EngineActor, EngineWiring, LivingRequest
 from regrow.actors.events import Event
 from regrow.actors.explain import Explainer
@@ -57,9 +64,12 @@ from regrow.models.constrain import Grammars
 from regrow.policy.plan import ReadPlan
 from regrow.policy.request import Exactness, GenerateRequest, JsonAnswer, SamplingParams, ToolFormat
 from regrow.store.clock import SteadyClock, system_clock
+from regrow.store.files import Files
 
 log = structlog.get_logger(__name__)
 MAILBOX = 4096
+SAVE_AFTER_S = 1.0  # a session is written to disk once it was idle for so long (D5)
+WRITE_OUT_S = 15.0  # at the end what is not on disk yet gets so long
 Watcher = Callable[[str, Event], None]
 
 
@@ -117,6 +127,7 @@ class EngineStatus:
     device: DeviceReport
     mailboxes: tuple[MailboxStats, ...]
     repack: RepackReport | None = None
+    disk: DiskReport | None = None
 
 
 class Engine:
@@ -132,11 +143,13 @@ class Engine:
         system: System,
         threads: Threads,
         book: ColdBook | None = None,
+        tier: DiskTier | None = None,
     ) -> None:
         self.settings = settings
         self._served = served
         self._system = system
         self._threads = threads
+        self._tier = tier
         self.tokenizer = served.tokenizer
         self._closing = False
         self.lives: dict[str, Sound] = {}
@@ -182,14 +195,17 @@ class Engine:
         threads: Threads | None = None,
         progress: Callable[[str, float | None], None] = lambda text, share: None,
         clock: SteadyClock | None = None,
+        files: Files | None = None,
     ) -> AsyncIterator["Engine"]:
         """Load the model, start the actors, and stop everything at the end of the block.
 
         served: a runner to use instead of loading `settings.model`. progress: told what is being done and
-        how much of it (0..1) while loading. clock: for idle times. Raises ModelRefused or BadConfig.
+        how much of it (0..1) while loading. clock: for idle times. files: the disk tier's, in place of
+        `settings.cache_dir`. Raises ModelRefused or BadConfig.
         """
         threads = threads or RealThreads()
         book: ColdBook | None = None
+        tier: DiskTier | None = None
         try:
             if served is None:
                 served = await threads.run(lambda: load_served(settings, progress))
@@ -198,15 +214,18 @@ class Engine:
                     ColdBook.open, settings, served.namespace, clock or system_clock()
                 )
                 book = await threads.run(opening)
+            tier = await threads.run(functools.partial(DiskTier.open, settings, served, files))
             async with System() as system:
-                engine = cls(settings, served, system, threads, book)
-                driver = engine._start()
+                engine = cls(settings, served, system, threads, book, tier)
+                drivers = engine._start()
                 try:
                     yield engine
                 finally:
                     engine._closing = True
                     await engine._cut_off()
-                    await driver.stop()
+                    await engine._write_out()
+                    for driver in drivers:
+                        await driver.stop()
                     engine._grammars.close()
             if engine._giving_up is not None:
                 await engine._giving_up
@@ -214,15 +233,17 @@ class Engine:
         finally:
             if book is not None:
                 await threads.run(book.close)
+            if tier is not None:
+                await threads.run(tier.close)
             await threads.close()
 
-    def _start(self) -> DriverHandle:
-        """Spawn the actors and put the device loop on its thread."""
+    def _start(self) -> list[DriverHandle]:
+        """Spawn the actors and put the device loop, and the disk's, on threads of their own."""
         settings, served, system = self.settings, self._served, self._system
         now = asyncio.get_running_loop().time
         names = [f"slot-{i}" for i in range(served.runner.slots - settings.verify)]
-        self.device, self.cache, self.roots, self.engine = (
-            system.ref(name) for name in ("device", "cache", "roots", "engine")
+        self.device, self.disk, self.cache, self.roots, self.engine = (
+            system.ref(name) for name in ("device", "disk", "cache", "roots", "engine")
         )
         self.slots = tuple(system.ref(name) for name in names)
         outbox = Outbox(self._threads, lambda slot, ticks: self.slots[slot].tell(ticks), self.device.tell)
@@ -242,6 +263,8 @@ class Engine:
             verify=settings.verify,
             root_cells=settings.root_cells,
             ask_deadline_s=settings.ask_deadline_s,
+            later=None if self._tier is None else self._save_later,
+            root_min=settings.root_min if settings.roots else None,
         )
         engine_wiring = EngineWiring(
             slots=self.slots,
@@ -276,6 +299,15 @@ class Engine:
             mailbox=MAILBOX,
             watchers=(*names, "engine", "cache"),
         )
+
+        def tell(to: str, message: object) -> None:
+            system.ref(to).tell(message)
+
+        drivers, disk = [], [] if self._tier is None else ["disk"]
+        if self._tier is not None:
+            records, actor = self._tier.wire(served, self._threads, tell, now)
+            spawn("disk", actor, ["cache", "engine"])
+            drivers.append(self._threads.drive("disk", records))
         spawn(
             "cache",
             lambda: CacheActor(
@@ -283,16 +315,18 @@ class Engine:
                 geometry.bytes_per_token,
                 next(restarts["cache"]),
                 settings.root_cells != "never",
-                lambda to, message: system.ref(to).tell(message),
+                tell,
                 now,
+                geometry.bytes_per_checkpoint,
+                self._tier is not None,
             ),
-            [*names, "roots", "engine"],
+            [*names, "roots", "engine", *disk],
         )
         spawn("roots", lambda: RootActor(kept, settings.root_min, self.cache, now), ["cache"])
         for i, name in enumerate(names):
             spawn(name, functools.partial(self._slot, i, restarts[name], slot_wiring), ["engine", "cache"])
-        spawn("engine", lambda: EngineActor(engine_wiring, self._requests), [*names, "cache"])
-        return self._threads.drive("device", loop)
+        spawn("engine", lambda: EngineActor(engine_wiring, self._requests), [*names, "cache", *disk])
+        return [self._threads.drive("device", loop), *drivers]
 
     @staticmethod
     def _slot(slot: int, lives: "itertools.count[int]", wiring: SlotWiring) -> SlotActor:
@@ -420,6 +454,7 @@ class Engine:
             device=await self.device.ask(DeviceStats(), deadline),
             mailboxes=self._system.statistics(),
             repack=None if self._known_cold is None else self._known_cold.report(),
+            disk=None if self._tier is None else await self.disk.ask(DiskStats(), deadline),
         )
 
     async def drain(self) -> None:
@@ -445,6 +480,18 @@ class Engine:
         while self._requests:
             _, request = self._requests.popitem()
             request.end(ActorDown(reason), now, self.info.exact)
+
+    def _save_later(self, slot: int, message: object) -> None:
+        asyncio.get_running_loop().call_later(SAVE_AFTER_S, self.slots[slot].tell, message)
+
+    async def _write_out(self) -> None:
+        """Bring to disk what is not there yet."""
+        if self._tier is None:
+            return
+        with contextlib.suppress(DeadlineExceeded, ActorDown, Overloaded):
+            for slot in self.slots:
+                await slot.ask(SaveSession(), WRITE_OUT_S)
+            await self.cache.ask(WriteOut(), WRITE_OUT_S)
 
     async def _cut_off(self) -> None:
         """End every request now."""

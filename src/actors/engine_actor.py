@@ -13,6 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
+from regrow.actors.disk_messages import (
+    DiskChanged,
+)
 from regrow.actors.events import Divergence, Event, Failed, Finished, Queued, Reuse, Usage
 from regrow.actors.messages import (
     Admit,
@@ -42,7 +45,7 @@ from regrow.policy.explain import Miss, MissReason
 from regrow.policy.place import Candidate
 from regrow.policy.request import Exactness
 
-CACHE = "cache"
+CACHE, DISK = "cache", "disk"
 UNMEASURED_S, LONGEST_S = 5, 600  # to wait where the queue is full: before any request has ended, and at most
 PLANS = 3  # a placement that came too late is made again this often, then the prompt is read from 0
 
@@ -136,6 +139,9 @@ class EngineActor:
             case CacheChanged():
                 self._placement.cache_changed(message)
                 self._dispatch()
+            case DiskChanged():
+                self._placement.disk_changed(message)
+                self._dispatch()
             case MountEnded():
                 self._placement.mount_ended(message)
                 self._dispatch()
@@ -218,7 +224,7 @@ class EngineActor:
             request = self._requests[entry[2]]
             prepared = request.prepared
             use = prepared.cache != "off" and prepared.prompt_logprobs is None and request.plans < PLANS
-            choice = self._placement.choose(prepared, use_sources=use)
+            choice = self._placement.choose(prepared, use_sources=use, use_disk=not request.plans)
             if isinstance(choice, Choice):
                 self._admit(request, choice)
                 continue
@@ -323,6 +329,8 @@ class EngineActor:
         what it kept is no source any more."""
         if name == CACHE:
             self._placement.cache_lost()
+        if name == DISK:
+            self._placement.disk_lost()
         slot = next((i for i, ref in enumerate(self._w.slots) if ref.name == name), None)
         if slot is None:
             return

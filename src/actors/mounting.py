@@ -5,10 +5,14 @@ The parts of a slot's work that speak to the cache and the device before reading
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
 
+from regrow.actors.disk_messages import (
+    Restore,
+    Save,
+)
 from regrow.actors.messages import (
     Admit,
     Lend,
@@ -34,6 +38,7 @@ from regrow.policy.directory import HolderId
 from regrow.policy.request import Exactness
 
 T = TypeVar("T")
+RESTORE_S = 15.0  # a disk that needs longer is not waited for
 
 
 class SourceGone(RegrowError):
@@ -50,6 +55,8 @@ class SlotWiring:
 
     detokenizer makes a fresh one for each answer; spell gives the bytes of one token. now is the engine clock
     in seconds. checkpoints: how many a session keeps. verify: read again what is mounted, and compare.
+    later: tells a slot something after a while; None where there is no disk tier. root_min: tokens of the
+    shortest root; None where none are kept.
     """
 
     engine: ActorRef
@@ -65,6 +72,8 @@ class SlotWiring:
     verify: bool
     root_cells: RootCells
     ask_deadline_s: float
+    later: Callable[[int, object], None] | None = None
+    root_min: int | None = None
 
     async def ask_cache(self, message: Ask[T], otherwise: T) -> T:
         """Ask the cache; a crash of it costs what it kept, never a running request."""
@@ -80,6 +89,14 @@ async def park(wiring: SlotWiring, slot: int, session: Session, upto: int) -> No
     if what is None:
         return
     granted = await wiring.ask_cache(Park(HolderId("slot", slot), what), None)
+    if granted is not None:
+        wiring.device.tell(SaveCells(slot, *granted))
+
+
+async def save(wiring: SlotWiring, slot: int, session: Session, upto: int) -> None:
+    """Offer the session's first `upto` keys to the disk tier (D5)."""
+    what = session.parkable(slot, upto) if upto else None
+    granted = await wiring.ask_cache(Save(HolderId("slot", slot), what), None)
     if granted is not None:
         wiring.device.tell(SaveCells(slot, *granted))
 
@@ -102,6 +119,10 @@ async def mount(
     live = holder == here and session.live and position == session.length
     prefix = dict(zip(admit.prepared.plan.cuts, admit.prepared.hashes, strict=True)).get(position)
     pinned = prefix if position and wiring.geometry.hybrid and not live else None
+    begin = wiring.now()
+    if holder is not None and holder.kind == "disk":
+        holder = await _restored(wiring, holder, position)
+    restored_ms = (wiring.now() - begin) * 1e3
     try:
         if pinned is not None:
             state = await wiring.ask_cache(Pin(pinned), None)
@@ -123,6 +144,7 @@ async def mount(
             await park(wiring, slot, session, upto)  # it could be resumed past what stays (S3)
         wiring.cache.tell(LetGo(here, spans_above=position if holder == here else 0))
         mounted = await _mounted(wiring, Mount(slot, position, source, state))
+        mounted = replace(mounted, ms=mounted.ms + restored_ms)
         if wiring.verify and position:
             await _verify(wiring, slot, admit)
         taken = loan is not None and loan.whole
@@ -132,6 +154,17 @@ async def mount(
             wiring.cache.tell(Repay(holder, here if taken else None))
         if pinned is not None:
             wiring.cache.tell(Unpin(pinned))
+
+
+async def _restored(wiring: SlotWiring, record: HolderId, position: int) -> HolderId:
+    """Have a record brought into memory; return the parked conversation that it is now."""
+    try:
+        name = await wiring.cache.ask(Restore(record, position), min(RESTORE_S, wiring.ask_deadline_s))
+    except RegrowError:
+        name = None
+    if name is None:
+        raise SourceGone(f"record {record.key} could not be restored")
+    return name
 
 
 async def _verify(wiring: SlotWiring, slot: int, admit: Admit) -> None:

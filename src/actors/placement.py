@@ -9,7 +9,17 @@ import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
-from regrow.actors.messages import CacheChanged, Copied, MountEnded, Prepared, RequestDone, SessionChanged
+from regrow.actors.disk_messages import (
+    DiskChanged,
+)
+from regrow.actors.messages import (
+    CacheChanged,
+    Copied,
+    MountEnded,
+    Prepared,
+    RequestDone,
+    SessionChanged,
+)
 from regrow.actors.shelf import Kept
 from regrow.policy.checkpoints import system_end
 from regrow.policy.directory import CutHash, Directory, Holder, HolderId, Match
@@ -102,6 +112,18 @@ class Placement:
             self._directory.remove(gone)
             self._parked.pop(gone, None)
 
+    def disk_changed(self, changed: DiskChanged) -> None:
+        kept = tuple(record.told for record in changed.added)
+        self.cache_changed(CacheChanged(frozenset(), frozenset(), kept, changed.gone))
+        if changed.rate is not None:
+            self.rates = replace(self.rates, copy={**self.rates.copy, "disk": changed.rate})
+
+    def disk_lost(self) -> None:
+        """The disk actor has crashed: the next one tells anew what is there."""
+        self._directory.forget_kind("disk")
+        for name in [name for name in self._parked if name.kind == "disk"]:
+            del self._parked[name]
+
     def cache_lost(self) -> None:
         """The cache has crashed: what it kept is gone."""
         self._parked.clear()
@@ -114,7 +136,8 @@ class Placement:
             given.donor = None
         if ended.copied and ended.ms:
             copy = dict(self.rates.copy)
-            copy[ended.source] = smoothed(copy.get(ended.source), ended.copied / ended.ms * 1e3)
+            if ended.source != "disk":  # which tells itself how fast it is
+                copy[ended.source] = smoothed(copy.get(ended.source), ended.copied / ended.ms * 1e3)
             self.rates = replace(self.rates, copy=copy)
             before = self.copied.get(ended.source, Copied())
             self.copied[ended.source] = Copied(before.nbytes + ended.copied, before.seconds + ended.ms / 1e3)
@@ -159,13 +182,16 @@ class Placement:
         self.sessions.pop(slot, None)
         self._directory.remove(HolderId("slot", slot))
 
-    def choose(self, prepared: Prepared, *, use_sources: bool) -> Choice | Wait:
+    def choose(self, prepared: Prepared, *, use_sources: bool, use_disk: bool = True) -> Choice | Wait:
         """Choose slot and source for a request (S0 to S2), or wait: for a slot, or for a reader (S6).
 
-        use_sources: False where the prompt is to be read from its start whatever is known (S9).
+        use_sources: False where the prompt is to be read from its start whatever is known (S9). use_disk:
+        False where a record has failed it before.
         """
         slots = [h for s in sorted(self.sessions) if (h := self._directory.get(HolderId("slot", s)))]
         matches = self._matches(prepared, slots) if use_sources else ()
+        if not use_disk:
+            matches = [match for match in matches if match.holder.id.kind != "disk"]
         cuts = _cuts(prepared)
         if use_sources:
             have = max((match.position for match in matches), default=0)
@@ -213,7 +239,9 @@ class Placement:
         """Return how many of the prompt's tokens the holder of a known prompt could give (R1)."""
         holder = known.holder
         shared = common_prefix(prepared.keys, known.keys)
-        states = [p for p, key in holder.cuts if self._directory.has_state(key)] if self.hybrid else None
+        states = (
+            [p for p, key in holder.cuts if self._directory.has_state(holder, key)] if self.hybrid else None
+        )
         live_end = holder.length if known.live and self.exact == "off" else None
         return resume_point(prepared.plan, shared, holder.pure_length, states, self.exact, live_end)
 

@@ -126,7 +126,8 @@ class Shelf:
     """All sizes in bytes. Nothing here waits or talks; `news` says what there is to tell.
 
     keys: the leases of what a parked conversation holds beside states and spans. guarded: the conversations
-    and roots that may not be evicted now. other_evictions: what else may be evicted, beside what lies here.
+    and roots that may not be evicted now. buffers: the leases of copies on their way to disk.
+    other_evictions: what else may be evicted, beside what lies here.
     life: of the actor that owns it. root_cells: a root may hold cells of its own; `roots_cells` says which.
     """
 
@@ -141,6 +142,7 @@ class Shelf:
         self.roots_cells: dict[bytes, tuple[SpanKey, ...]] = {}
         self.keys: dict[HolderId, int] = {}
         self.guarded: set[HolderId] = set()
+        self.buffers: set[int] = set()
         self.leases: dict[int, HolderId] = {}  # reserved for a state that is not there yet
         self.other_evictions: Callable[[], Evictions] = lambda: iter(())
         self.evictions = 0
@@ -366,7 +368,7 @@ class Shelf:
         assert all(span.pins for span in self._withdrawn)
         leases = [state.lease for state in self.states.values()]
         leases += [span.lease for span in (*self.spans.values(), *self._withdrawn)]
-        leases += [*self.keys.values(), *self.leases]
+        leases += [*self.keys.values(), *self.leases, *self.buffers]
         assert sum(map(self.ledger.size, leases)) == self.ledger.used <= self.ledger.budget
 
     def exclusive_bytes(self) -> Counter[HolderId]:

@@ -8,6 +8,11 @@ chain holds only valid checkpoints.
 from collections.abc import Sequence
 from typing import assert_never
 
+from regrow.actors.disk_messages import (
+    SaveIdle,
+    SaveNow,
+    SaveSession,
+)
 from regrow.actors.events import Mounted as MountedEvent
 from regrow.actors.events import Placed, ReadDone, ReadProgress, Token
 from regrow.actors.messages import (
@@ -38,7 +43,7 @@ from regrow.actors.messages import (
     Stop,
     WantCut,
 )
-from regrow.actors.mounting import SlotWiring, SourceGone, mount, park
+from regrow.actors.mounting import SlotWiring, SourceGone, mount, park, save
 from regrow.actors.runtime import Down
 from regrow.actors.serving import Serving
 from regrow.actors.session import Session
@@ -95,6 +100,11 @@ class SlotActor:
                 return await self._digest()
             case Evicted(prefixes):
                 self._evicted(prefixes)
+            case SaveIdle(version):
+                if version == self._version:
+                    await self._save()
+            case SaveNow() | SaveSession():
+                await self._save()
             case Down():
                 self._lost(message)
             case SlotStats():
@@ -229,6 +239,7 @@ class SlotActor:
             self._w.roots.tell(RootOffer(session.hashes[position], position))
             if self._w.root_cells == "always":
                 await park(self._w, self._slot, session, position)
+            await self._save()
         last = prepared.plan.chunks_from(0)[-1][1]
         rate = read / chunk.seconds if chunk.seconds else 0.0
         eta_ms = (last - position) / rate * 1e3 if rate else 0.0
@@ -341,7 +352,22 @@ class SlotActor:
                 serving.read_ms,
             )
         )
+        if self._w.later is not None:
+            self._w.later(self._slot, SaveIdle(self._version))
         serving.close(self._slot, self._w)
+
+    async def _save(self) -> None:
+        """Offer to the disk tier what is here: the session where it is idle, else its system prompt (D5)."""
+        session, serving = self._session, self._serving
+        if self._w.later is None:
+            return
+        if serving is None:
+            upto = session.resumable(hybrid=self._w.geometry.hybrid)
+        else:
+            end, least = system_end(session.plan), self._w.root_min
+            root = least is not None and least <= end <= session.pure
+            upto = end if root and serving.admit.prepared.cache != "off" else 0
+        await save(self._w, self._slot, session, upto)
 
     def _give_back(self, serving: Serving) -> None:
         """Let go of the states that were wanted and not come to."""
@@ -415,8 +441,11 @@ class SlotActor:
 
     def _touch_root(self, admit: Admit) -> None:
         end = system_end(admit.prepared.plan)
-        if end and admit.resume >= end:
-            self._w.roots.tell(RootTouch(self._session.hashes[end]))
+        if not end or admit.resume < end:
+            return
+        if admit.source == "disk" and admit.prepared.cache != "off":  # as if it had been read here (T1)
+            self._w.roots.tell(RootOffer(self._session.hashes[end], end))
+        self._w.roots.tell(RootTouch(self._session.hashes[end]))
 
     def _tell_session(self) -> None:
         """Tell the engine what is here; every change is a new version."""

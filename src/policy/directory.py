@@ -13,6 +13,7 @@ from regrow.policy.request import Exactness
 
 HolderKind = Literal["slot", "root", "parked", "disk"]
 CutHash = tuple[int, bytes]
+COPIES: frozenset[HolderKind] = frozenset({"root", "disk"})  # they stand for no conversation of their own
 NEWEST = 8  # of many holders of one prefix, beside the slots, this many of a kind are looked at
 
 
@@ -28,6 +29,7 @@ class Holder:
     length: keys it holds. cuts: (position, prefix hash with namespace) of its plan, ascending, up to
     `length`. pure_length: keys below it were read, never decoded (R5). last_start: its last assistant start.
     used: a stamp, later is larger. busy: a request is using it. version: which state of the holder this is.
+    states: the prefixes whose running state it has itself, beside those that the cache has in memory.
     """
 
     id: HolderId
@@ -38,6 +40,7 @@ class Holder:
     used: int = 0
     busy: bool = False
     version: int = 0
+    states: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,8 @@ class Match:
     """A holder that shares a prefix with the prompt.
 
     position: its deepest usable cut, or 0. known: its deepest shared cut, usable or not. shared: another
-    conversation is known that holds the same keys up to `position`; a root is not a conversation. deepest:
-    the deepest cut at which the holder can be resumed at all.
+    conversation is known that holds the same keys up to `position`; a root is not a conversation, and a
+    record on disk is the copy of one. deepest: the deepest cut at which the holder can be resumed at all.
     """
 
     holder: Holder
@@ -102,14 +105,19 @@ class Directory:
         for holder in [h for h in self._holders if h.kind != "slot"]:
             self.remove(holder)
 
+    def forget_kind(self, kind: HolderKind) -> None:
+        """Forget every holder of a kind."""
+        for holder in [h for h in self._holders if h.kind == kind]:
+            self.remove(holder)
+
     def states_changed(self, added: Iterable[bytes], removed: Iterable[bytes]) -> None:
         """Note for which prefixes the cache has a running state now."""
         self._states.update(added)
         self._states.difference_update(removed)
 
-    def has_state(self, prefix: bytes) -> bool:
-        """Say whether a prefix whose cells are held can be resumed (R4)."""
-        return not self._hybrid or prefix in self._states
+    def has_state(self, holder: Holder, prefix: bytes) -> bool:
+        """Say whether a prefix whose cells `holder` has can be resumed (R4)."""
+        return not self._hybrid or prefix in self._states or prefix in holder.states
 
     def deepest(self, holder: Holder, exact: Exactness) -> int:
         """Return the deepest cut at which `holder` can be resumed at all, or 0."""
@@ -118,7 +126,7 @@ class Directory:
 
     def _usable(self, holder: Holder, position: int, key: bytes, exact: Exactness) -> bool:
         """Say whether a prompt that shares the cut `position` can go on there (R1, R5)."""
-        return (exact == "off" or position <= holder.pure_length) and self.has_state(key)
+        return (exact == "off" or position <= holder.pure_length) and self.has_state(holder, key)
 
     def lookup(self, cuts: Sequence[CutHash], exact: Exactness) -> tuple[Match, ...]:
         """Return who shares a prefix with the prompt whose ascending `cuts` these are, the most usable first.
@@ -128,7 +136,7 @@ class Directory:
         found: dict[HolderId, Match] = {}
         for position, key in reversed(cuts):
             kinds = self._index.get(key, {})
-            conversations = sum(len(ids) for kind, ids in kinds.items() if kind != "root")
+            conversations = sum(len(ids) for kind, ids in kinds.items() if kind not in COPIES)
             for kind, ids in kinds.items():
                 for holder_id in ids if kind == "slot" else islice(reversed(ids), NEWEST):
                     holder = self._holders[holder_id]
@@ -137,7 +145,7 @@ class Directory:
                         deepest = self.deepest(holder, exact) if kind == "slot" else 0
                         match = Match(holder, 0, position, shared=False, deepest=deepest)
                     if not match.position and self._usable(holder, position, key, exact):
-                        shared = conversations > (kind != "root")
+                        shared = conversations > (kind not in COPIES)
                         match = replace(match, position=position, shared=shared)
                     found[holder_id] = match
         return tuple(sorted(found.values(), key=lambda match: (-match.position, -match.known)))

@@ -22,7 +22,9 @@ class Rates:
     """What was measured while running: tokens read a second, bytes a second on the lane of each source."""
 
     read: float = 500.0
-    copy: Mapping[Source, float] = field(default_factory=lambda: {"slot": 2e9, "root": 2e9, "parked": 2e9})
+    copy: Mapping[Source, float] = field(
+        default_factory=lambda: {"slot": 2e9, "root": 2e9, "parked": 2e9, "disk": 5e8}
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ class Candidate:
     def cost(self, length: int, rates: Rates) -> float:
         """Return the estimated seconds until a prompt of `length` tokens is read (S1)."""
         copying = self.copy_bytes / rates.copy[self.source] if self.copy_bytes else 0.0
+        if self.source == "disk":  # into memory first, and from there as what is parked
+            copying += self.copy_bytes / rates.copy["parked"]
         return copying + (length - self.position) / rates.read
 
 

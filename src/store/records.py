@@ -125,6 +125,15 @@ class Records:
         conversation has replaced, and that are only parts of it now."""
         return {name: stored for name, stored in self._stored.items() if not self._replaced(stored)}
 
+    @property
+    def stored(self) -> tuple[str, ...]:
+        """The files of this identity, parts of others included."""
+        return tuple(self._stored)
+
+    def is_named(self, name: str) -> bool:
+        """Say whether a record has parts in this file."""
+        return name in self._named()
+
     def has(self, part: PartKey) -> bool:
         """Say whether the tensors of a part are on disk."""
         return part in self._owners

@@ -232,9 +232,9 @@ class Watched(Directory):
 
     asked = 0
 
-    def has_state(self, prefix: bytes) -> bool:
+    def has_state(self, holder: Holder, prefix: bytes) -> bool:
         self.asked += 1
-        return super().has_state(bytes(prefix))
+        return super().has_state(holder, bytes(prefix))
 
 
 def test_s0_among_2000_holders_a_lookup_probes_the_prompts_cuts_once_each() -> None:

@@ -1,0 +1,250 @@
+"""The disk's thread: one read, write or removal of records at a time, reads also between pieces of a write.
+
+A piece is followed by a rest as long as itself, so that writing behind takes at most half of the disk.
+Whatever a job raises is its answer; an error of the disk in a write makes the tier read only for a while.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import structlog
+
+from regrow.store.record import Broken
+from regrow.store.records import NewRecord, NoRoom, Records, Stored
+
+log = structlog.get_logger(__name__)
+RETRY_S = 30.0  # after an error of the disk nothing is written for so long
+LONGEST_REST_S = 1.0
+SMOOTH = 0.3  # weight of the newest measurement
+DiskState = Literal["on", "read only", "full", "off"]
+
+
+@dataclass(frozen=True, slots=True)
+class DiskCounters:
+    """What the disk's thread did and how it is. rate: bytes a second that a read is expected to run at; None
+    before anything was measured. Sizes in bytes; written and read with the seconds they took."""
+
+    state: DiskState = "on"
+    reason: str = ""
+    records: int = 0
+    used: int = 0
+    foreign: int = 0
+    set_aside: int = 0
+    written: int = 0
+    written_bytes: int = 0
+    written_s: float = 0.0
+    restored: int = 0
+    restored_bytes: int = 0
+    restored_s: float = 0.0
+    failed: int = 0
+    rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write a record; done gets None, or the error."""
+
+    new: NewRecord
+    done: Callable[[Exception | None], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Run a function on the records; done gets its result, or the error. urgent: before what waits, and
+    between the pieces of a write."""
+
+    function: Callable[[Records], object]
+    done: Callable[[object], None]
+    urgent: bool = False
+
+
+Job = Write | Use
+
+
+class DiskLoop:
+    """Implements `Steppable`. changed: told on this thread which records can be used, when they are others or
+    when it was asked to `announce`; always before a job's own answer. now: a clock in seconds."""
+
+    def __init__(
+        self, records: Records, now: Callable[[], float], changed: Callable[[tuple[Stored, ...]], None]
+    ) -> None:
+        self._records = records
+        self._now = now
+        self._changed = changed
+        self._jobs: deque[Job] = deque()
+        self._urgent: deque[Use] = deque()
+        self._news = threading.Condition()
+        self._closed = False
+        self._writing: tuple[Write, Generator[None, None, None]] | None = None
+        self._took = 0.0
+        self._paused_until = 0.0
+        self._live: tuple[str, ...] | None = None
+        self.counters = DiskCounters()
+        self._count()
+
+    def post(self, job: Job) -> None:
+        """Give the thread a job; from any thread."""
+        with self._news:
+            if isinstance(job, Use) and job.urgent:
+                self._urgent.append(job)
+            else:
+                self._jobs.append(job)
+            self._news.notify()
+
+    def announce(self) -> None:
+        """Have `changed` told anew."""
+        self.post(Use(lambda records: self._forget_told(), lambda result: None))
+
+    def step(self) -> bool:
+        """Carry out one job, or one piece of a write; False when there was none."""
+        if self._urgent:
+            self._use(self._urgent.popleft())
+        elif self._writing is not None:
+            self._go_on(*self._writing)
+        elif self._jobs:
+            job = self._jobs.popleft()
+            if isinstance(job, Use):
+                self._use(job)
+            else:
+                self._begin(job)
+        else:
+            return False
+        return True
+
+    def wait(self) -> None:
+        with self._news:
+            while not (self._closed or self._urgent or self._jobs or self._writing):
+                self._news.wait()
+
+    def close(self) -> None:
+        with self._news:
+            self._closed = True
+            self._news.notify()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def _use(self, job: Use) -> None:
+        result: object
+        try:
+            result = job.function(self._records)
+        except Exception as error:  # noqa: BLE001  it is the answer
+            result = error
+        self._tell()
+        job.done(result)
+
+    def measured(self, nbytes: int, seconds: float) -> None:
+        """Note how long it took to restore so many bytes; called in a job."""
+        counters = self.counters
+        rate = _towards(counters.rate, nbytes, seconds)
+        self.counters = replace(
+            counters,
+            restored=counters.restored + 1,
+            restored_bytes=counters.restored_bytes + nbytes,
+            restored_s=counters.restored_s + seconds,
+            rate=rate,
+        )
+
+    def _begin(self, write: Write) -> None:
+        if self._now() < self._paused_until:
+            self._end(write, NoRoom(self.counters.reason))
+            return
+        self._took = 0.0
+        self._writing = write, self._records.write(write.new)
+
+    def _go_on(self, write: Write, pieces: Generator[None, None, None]) -> None:
+        begin, error = self._now(), None
+        try:
+            next(pieces)
+        except StopIteration:
+            self._took += self._now() - begin
+            self._wrote(write)
+        except Exception as raised:  # noqa: BLE001  it is the answer
+            error = raised
+            self._failed(error)
+            self._end(write, error)
+        else:
+            seconds = self._now() - begin
+            self._took += seconds
+            self._rest(seconds)
+
+    def _wrote(self, write: Write) -> None:
+        counters = self.counters
+        nbytes = sum(tensor.data.nbytes for tensors in write.new.tensors.values() for tensor in tensors)
+        rate = counters.rate
+        if self._took and rate is not None and nbytes / self._took > rate:
+            rate = _towards(rate, nbytes, self._took)  # a disk that has become faster is found out so
+        if counters.state != "on":
+            log.info("disk tier", state="on", was=counters.state)
+        self.counters = replace(
+            counters,
+            state="on",
+            reason="",
+            written=counters.written + 1,
+            written_bytes=counters.written_bytes + nbytes,
+            written_s=counters.written_s + self._took,
+            rate=rate,
+        )
+        self._end(write, None)
+
+    def _failed(self, error: Exception) -> None:
+        """Note why a record was not written; after an error of the disk, write nothing for a while."""
+        state: DiskState = self.counters.state
+        match error:
+            case NoRoom():
+                state = "full"
+            case OSError():
+                state = "read only"
+                self._paused_until = self._now() + RETRY_S
+            case Broken():
+                pass  # of the record that it was to go on from
+            case _:
+                log.error("disk tier", error=repr(error), exc_info=error)
+        if state != self.counters.state:
+            log.warning("disk tier", state=state, reason=str(error))
+        self.counters = replace(
+            self.counters, state=state, reason=str(error), failed=self.counters.failed + 1
+        )
+
+    def _end(self, write: Write, error: Exception | None) -> None:
+        self._writing = None
+        self._tell()
+        write.done(error)
+
+    def _rest(self, seconds: float) -> None:
+        with self._news:
+            if not (self._closed or self._urgent) and seconds > 0:
+                self._news.wait(min(seconds, LONGEST_REST_S))
+
+    def _forget_told(self) -> None:
+        self._live = None
+
+    def _tell(self) -> None:
+        self._count()
+        live = self._records.live()
+        if self._live != tuple(live):
+            self._live = tuple(live)
+            self._changed(tuple(live.values()))
+
+    def _count(self) -> None:
+        records = self._records
+        self.counters = replace(
+            self.counters,
+            records=len(records.live()),
+            used=records.used,
+            foreign=len(records.foreign),
+            set_aside=len(records.files_aside),
+        )
+
+
+def _towards(rate: float | None, nbytes: int, seconds: float) -> float | None:
+    """Return the rate after a measurement: the time for a byte is smoothed, so that a slow disk shows at
+    once."""
+    if not nbytes or seconds <= 0:
+        return rate
+    new = seconds / nbytes
+    return 1 / (new if rate is None else 1 / rate + SMOOTH * (new - 1 / rate))
