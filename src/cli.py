@@ -140,7 +140,17 @@ CHAT = {
 }
 MODELS = {"models": (MODEL_DIR, CONFIG)}
 DOCTOR = {"model": (CHAT_TEMPLATE, MODEL_DIR, CONFIG)}
-BENCHES = {"bench": (Option("quick", "quick", SWITCH, False, "small sizes"), CONFIG)}
+BENCHES = {
+    "bench": (Option("quick", "quick", SWITCH, False, "small sizes"), CONFIG),
+    "a server": (
+        Option("url", "url", text("URL"), "", "measure this server instead", "none"),
+        Option("model-name", "model_name", text("NAME"), "", "the model to ask", "its first"),
+        Option("clients", "clients", whole(1, 1000), 4, "conversations at once"),
+        Option("turns", "turns", whole(1), 4, "turns of each"),
+        Option("tokens", "tokens", whole(1), 64, "tokens an answer"),
+        API_KEY,
+    ),
+}
 
 
 RELAYED = {field.name: field.default for field in dataclasses.fields(RelaySettings)}
@@ -222,7 +232,8 @@ def build_parser() -> Parser:
         loading.add_argument(
             "model", nargs="?", metavar="MODEL", help=f"{MODEL.help} (default: {MODEL.default})"
         )
-    bench = command("bench", "run the benchmarks of a checkout", _bench, "[options] [NAME ...]")
+    about = "run the benchmarks of a checkout, or measure any OpenAI server"
+    bench = command("bench", about, _bench, "[options] [NAME ...]")
     bench.add_argument("names", nargs="*", metavar="NAME", help="which to run (default: all)")
     bench.add_argument("--list", action="store_true", help="say what there is, and run nothing")
     add_options(bench, BENCHES)
@@ -355,7 +366,13 @@ def _print_rows(heads: tuple[str, str, str], rows: Iterable[tuple[str, str, str]
 
 
 def _bench(arguments: argparse.Namespace) -> int:
-    quick = ["--quick"] if values_of(BENCHES, arguments)["quick"] else []
+    values = values_of(BENCHES, arguments)
+    if values["url"]:
+        from regrow.api.measure import Load, show
+
+        load = Load(values["clients"], values["turns"], values["tokens"], values["model_name"])
+        return OK if show(values["url"], next(iter(values["api_keys"]), None), load) else FAILED
+    quick = ["--quick"] if values["quick"] else []
     if not (BENCH / "harness.py").exists():
         raise BadConfig("the benchmarks are not installed with the package; run this from a checkout")
     texts = {path.stem: path.read_text() for path in sorted(BENCH.glob("*.py"))}

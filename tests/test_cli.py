@@ -267,6 +267,11 @@ def test_an_unknown_bench_is_told_with_those_there_are(
     assert "there is no 'harness'; there are good, worse" in refusal(capsys, "bench", "good", "harness")
 
 
+def test_bench_measures_a_server_where_one_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--url", "http://127.0.0.1:9", "--clients", "1"]) == 1
+    assert "no connection to http://127.0.0.1:9" in capsys.readouterr().err
+
+
 def test_bench_outside_a_checkout_says_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

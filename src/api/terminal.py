@@ -8,27 +8,20 @@ import asyncio
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
-import msgspec
 from rich.console import Console
 from rich.status import Status
 
-from regrow.errors import RegrowError
+from regrow.api.client import Server, Unanswered, chunks_of
 
 HELP = """/reset        forget the conversation
 /system TEXT  set the system prompt and forget the conversation
 /help         this text
 Ctrl-C cancels an answer, Ctrl-D leaves."""
 CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-LONGEST_LINE = 2**20
-
-
-class ChatFailed(RegrowError):
-    """The server cannot be reached, or it refused the request."""
 
 
 @dataclass(slots=True)
@@ -56,10 +49,9 @@ class Chat:
     ) -> None:
         self.messages: list[dict[str, str]] = []
         self.model = ""
-        self._url = (url if "://" in url else f"http://{url}").rstrip("/").removesuffix("/v1")
+        self._server = Server(url, key)
         self._console = console
         self._clock = clock
-        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self.restart(system)
 
     def restart(self, system: str | None = None) -> None:
@@ -70,15 +62,14 @@ class Chat:
             self.messages = [{"role": "system", "content": system}] if system else []
 
     async def connect(self) -> None:
-        """Learn the model's name; raises ChatFailed."""
-        async with self._answered("GET", "/v1/models") as response:
-            model = (await response.json())["data"][0]
+        """Learn the model's name; raises Unanswered."""
+        model = await self._server.model()
         self.model = model["id"]
         if "chat" not in model.get("capabilities", ["chat"]):
-            raise ChatFailed(f"{self.model} has no chat template; use {self._url}/v1/completions")
+            raise Unanswered(f"{self.model} has no chat template; use {self._server.url}/v1/completions")
 
     async def say(self, text: str) -> None:
-        """Send a message and print the answer as it comes; raises ChatFailed.
+        """Send a message and print the answer as it comes; raises Unanswered.
 
         What was answered stays in the conversation, also where it was cut off.
         """
@@ -93,8 +84,8 @@ class Chat:
         }
         try:
             with self._console.status("sent") as status:
-                async with self._answered("POST", "/v1/chat/completions", body) as response:
-                    async for chunk in _chunks(response):
+                async with self._server.answered("POST", "/v1/chat/completions", body) as response:
+                    async for chunk in chunks_of(response):
                         self._take(chunk, reply, status)
         finally:
             if reply.text:
@@ -107,7 +98,7 @@ class Chat:
 
     def _take(self, chunk: dict[str, Any], reply: Reply, status: Status) -> None:
         if error := chunk.get("error"):
-            raise ChatFailed(error["message"])
+            raise Unanswered(error["message"])
         reply.usage = chunk.get("usage") or reply.usage
         about = chunk.get("regrow") or {}
         if "phase" in about:
@@ -121,37 +112,6 @@ class Chat:
                 reply.first = reply.first or reply.last
                 reply.text.append(text)
                 self._console.print(text.translate(CONTROLS), end="", soft_wrap=True)
-
-    @contextlib.asynccontextmanager
-    async def _answered(
-        self, method: str, path: str, body: dict[str, object] | None = None
-    ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send one request on a connection of its own; raises ChatFailed unless the answer is 200."""
-        timeout = aiohttp.ClientTimeout(total=None)
-        try:
-            async with (
-                aiohttp.ClientSession(timeout=timeout, read_bufsize=LONGEST_LINE) as session,
-                session.request(method, self._url + path, json=body, headers=self._headers) as response,
-            ):
-                if response.status != 200:
-                    raise ChatFailed(await _reason(response))
-                yield response
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise ChatFailed(f"no connection to {self._url}: {error}") from None
-
-
-async def _reason(response: aiohttp.ClientResponse) -> str:
-    try:
-        return str((await response.json())["error"]["message"])
-    except (aiohttp.ClientError, ValueError, KeyError, TypeError):
-        return f"{response.url} answered {response.status}"
-
-
-async def _chunks(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
-    """Yield the chunks of an event stream up to its end."""
-    async for line in response.content:
-        if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
-            yield msgspec.json.decode(line[len(b"data: ") :])
 
 
 def progress_line(about: dict[str, Any]) -> str:
@@ -207,7 +167,7 @@ def chat(url: str, system: str, key: str | None = None) -> int:
                     runner.run(talk.say(line))
             except KeyboardInterrupt:
                 console.print("cancelled", style="dim")
-            except ChatFailed as error:
+            except Unanswered as error:
                 console.print(f"error: {error}", style="red")
 
 

@@ -10,7 +10,8 @@ import sys
 import pytest
 from rich.console import Console
 
-from regrow.api.terminal import Chat, ChatFailed, Reply, command, facts, progress_line
+from regrow.api.client import Unanswered
+from regrow.api.terminal import Chat, Reply, command, facts, progress_line
 from regrow.errors import DeviceFailed, Overloaded
 from tests.api.conftest import Start
 from tests.api.stub import (
@@ -70,7 +71,7 @@ async def test_the_conversation_grows_by_the_question_and_the_answer(
 async def test_a_model_without_a_chat_template_is_told_at_the_start(start: Start) -> None:
     served = await start(StubEngine(info=StubModel(has_template=False)))
     talk, _ = chat_at(served.url)
-    with pytest.raises(ChatFailed, match=r"stub has no chat template; use http://.*/v1/completions"):
+    with pytest.raises(Unanswered, match=r"stub has no chat template; use http://.*/v1/completions"):
         await talk.connect()
 
 
@@ -79,7 +80,7 @@ async def test_a_refused_message_is_told_and_forgotten(start: Start, engine: Stu
     talk, _ = chat_at(served.url)
     await talk.connect()
     engine.refuse_with = Overloaded("64 requests wait already")
-    with pytest.raises(ChatFailed, match="64 requests wait already"):
+    with pytest.raises(Unanswered, match="64 requests wait already"):
         await talk.say("Hello")
     assert talk.messages == []
 
@@ -88,7 +89,7 @@ async def test_an_answer_that_breaks_off_stays_in_the_conversation(start: Start)
     served = await start(StubEngine([*TOKENS, failed(DeviceFailed("out of memory"))]))
     talk, out = chat_at(served.url)
     await talk.connect()
-    with pytest.raises(ChatFailed, match="out of memory"):
+    with pytest.raises(Unanswered, match="out of memory"):
         await talk.say("Hello")
     assert out.getvalue() == "Grüße dir\n"
     assert [message["role"] for message in talk.messages] == ["user", "assistant"]
@@ -117,7 +118,7 @@ async def test_the_text_of_an_answer_cannot_control_the_terminal(start: Start) -
 
 async def test_a_server_that_is_not_there_is_told_with_its_address() -> None:
     talk, _ = chat_at("http://127.0.0.1:9")
-    with pytest.raises(ChatFailed, match=r"no connection to http://127\.0\.0\.1:9"):
+    with pytest.raises(Unanswered, match=r"no connection to http://127\.0\.0\.1:9"):
         await talk.connect()
 
 
