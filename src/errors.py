@@ -62,6 +62,10 @@ class NonFiniteLogits(RegrowError):
     """The model gave NaN or infinity for this request; nothing of it is kept."""
 
 
+class FormBroken(RegrowError):
+    """An answer has another form than it had to have."""
+
+
 class VerifyFailed(RegrowError):
     """A mounted state is not what reading the same keys gives (V2); the message names the parts."""
 

@@ -52,6 +52,8 @@ class Preparer:
         cache = request.cache if self.cache else "off"
         pin = 0 if request.pin is None else _pinned(request, plan)
         checkpoints = self._checkpoints(plan, cache, pin)
+        if request.forked and cache == "on" and plan.is_cut(plan.length - 1):
+            checkpoints = [*checkpoints, CheckpointCut(plan.length - 1, "fork", protected=True)]
         ends = frozenset(self.tokenizer.eos_ids)
         thinks = self.tokenizer.thinks(keys)
         return Prepared(
@@ -88,7 +90,8 @@ class Preparer:
     def plan_of(self, request: GenerateRequest) -> tuple[Keys, ReadPlan]:
         """Return a prompt, and where its reading is cut; raises BadRequest naming the field."""
         keys = self._keys(request)
-        return keys, build_plan(keys, self.table, self.tokenizer.marks)
+        plan = build_plan(keys, self.table, self.tokenizer.marks)
+        return keys, plan.cut_at_end() if request.forked else plan
 
     def beyond_root(self, request: GenerateRequest) -> frozenset[bytes]:
         """Return the prefix hashes at the cuts past the system prompt; raises BadRequest naming the field."""

@@ -38,7 +38,8 @@ async def completions(request: web.Request) -> web.StreamResponse:
             id=f"cmpl-{batch.runs[0].id}",
             model=body.model,
             created=int(time.time()),
-            prompts=len(requests),
+            prompts=len(requests) // (body.n or 1),
+            n=body.n or 1,
             usage=body.stream_options is not None and bool(body.stream_options.include_usage),
             progress=body.regrow is not None and bool(body.regrow.progress),
             logprobs=body.logprobs is not None,
@@ -93,4 +94,4 @@ async def _stream(batch: Batch, answer: TextAnswer, echo: Echo, stream: EventStr
                 ends[index] = event
 
     await batch.each(follow)
-    await send(answer.closing(list(ends.values())))
+    await send(answer.closing([ends[index] for index in sorted(ends)]))

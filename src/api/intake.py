@@ -10,7 +10,7 @@ from regrow.api.chat_prompt import chat_prompt
 from regrow.api.port import ModelInfo
 from regrow.api.schema import ChatRequest, CompletionRequest, Generation, NamedTool, RegrowOptions
 from regrow.errors import BadRequest
-from regrow.policy.request import GenerateRequest, SamplingParams
+from regrow.policy.request import CallAnswer, GenerateRequest, JsonAnswer, SamplingParams
 
 SAMPLING_FIELDS = (
     "temperature",
@@ -28,16 +28,49 @@ PROMPT_LIMIT = 2048
 
 def chat_request(body: ChatRequest, info: ModelInfo, message_limit: int) -> GenerateRequest:
     """Return what the engine is asked for; raises BadRequest naming the field that cannot be served."""
-    _refuse([*_not_served(body), *_not_served_in_chat(body)])
+    _refuse(_not_served_in_chat(body))
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs: only together with logprobs", param="top_logprobs")
     logprobs = body.top_logprobs or 0 if body.logprobs else None
-    return _asked(body, chat_prompt(body, info, message_limit), _max_tokens(body), logprobs, info)
+    prompt = dataclasses.replace(chat_prompt(body, info, message_limit), answer=_answer(body))
+    return _asked(body, prompt, _max_tokens(body), logprobs, info)
+
+
+def forks(request: GenerateRequest, n: int) -> list[GenerateRequest]:
+    """Return `n` requests with one prompt, which is read once, and random streams of their own."""
+    seeds = [(request.sampling.seed + i) % SEED_SPACE for i in range(n)]
+    samplings = [dataclasses.replace(request.sampling, seed=seed) for seed in seeds]
+    return [dataclasses.replace(request, sampling=sampling, forked=n > 1) for sampling in samplings]
+
+
+def _answer(body: ChatRequest) -> JsonAnswer | CallAnswer | None:
+    """Return what the answer has to be; raises BadRequest naming the field."""
+    names = tuple(tool.function.name for tool in body.tools or ())
+    parallel = body.parallel_tool_calls is not False
+    if isinstance(body.tool_choice, NamedTool):
+        if body.tool_choice.function.name not in names:
+            raise BadRequest(
+                f"tool_choice: there is no tool {body.tool_choice.function.name!r}", param="tool_choice"
+            )
+        return CallAnswer((body.tool_choice.function.name,), parallel=False)
+    if body.tool_choice == "required":
+        if not names:
+            raise BadRequest("tool_choice: there are no tools", param="tool_choice")
+        return CallAnswer(names, parallel)
+    form = body.response_format
+    if form is None or form.type == "text":
+        return None
+    if form.type == "json_object":
+        return JsonAnswer({"type": "object"}, "response_format")
+    if form.json_schema is None or form.json_schema.schema is None:
+        field = "response_format.json_schema" + ("" if form.json_schema is None else ".schema")
+        raise BadRequest(f"{field} is missing", param=field, code="missing_required_parameter")
+    return JsonAnswer(form.json_schema.schema)
 
 
 def completion_requests(body: CompletionRequest, info: ModelInfo) -> list[GenerateRequest]:
     """Return what the engine is asked for, a request for each prompt; raises BadRequest naming the field."""
-    _refuse([*_not_served(body), *_not_served_in_completions(body)])
+    _refuse(_not_served_in_completions(body))
     special = body.add_special_tokens is not False
     max_tokens = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
     echoed = body.logprobs if body.echo else None
@@ -45,7 +78,8 @@ def completion_requests(body: CompletionRequest, info: ModelInfo) -> list[Genera
         GenerateRequest(prompt=prompt, add_special_tokens=special, prompt_logprobs=echoed)
         for prompt in _prompts(body.prompt)
     ]
-    return [_asked(body, prompt, max_tokens, body.logprobs, info) for prompt in prompts]
+    asked = [_asked(body, prompt, max_tokens, body.logprobs, info) for prompt in prompts]
+    return [fork for request in asked for fork in forks(request, body.n or 1)]
 
 
 def _asked(
@@ -81,19 +115,8 @@ def _refuse(reasons: Iterable[tuple[str, str]]) -> None:
         raise BadRequest(f"{param}: {reason}", param=param, code="unsupported_value")
 
 
-def _not_served(body: ChatRequest | CompletionRequest) -> Iterator[tuple[str, str]]:
-    """Yield (field, reason) for what OpenAI allows and this server does not do yet."""
-    if (body.n or 1) > 1:
-        yield "n", "only 1 answer per prompt is served"
-
-
 def _not_served_in_chat(body: ChatRequest) -> Iterator[tuple[str, str]]:
-    if body.response_format is not None and body.response_format.type != "text":
-        yield "response_format", "only the type text is served"
-    if body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool):
-        yield "tool_choice", "a call cannot be forced; only none and auto are served"
-    if body.parallel_tool_calls is False:
-        yield "parallel_tool_calls", "calls cannot be limited to one"
+    """Yield (field, reason) for what OpenAI allows and this server does not do."""
     if body.functions or body.function_call is not None:
         yield "functions" if body.functions else "function_call", "use tools instead"
     if set(body.modalities or ()) - {"text"}:
@@ -105,8 +128,8 @@ def _not_served_in_chat(body: ChatRequest) -> Iterator[tuple[str, str]]:
 def _not_served_in_completions(body: CompletionRequest) -> Iterator[tuple[str, str]]:
     if body.suffix:
         yield "suffix", "a text cannot be filled in before another"
-    if (body.best_of or 1) > 1:
-        yield "best_of", "only 1 answer per prompt is served"
+    if body.best_of not in (None, body.n or 1):
+        yield "best_of", "all answers are given: it can only be what n is"
 
 
 def _prompts(given: str | list[str | int | list[int]]) -> list[str | list[int]]:

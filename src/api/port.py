@@ -9,8 +9,9 @@ from typing import Protocol
 from regrow.actors.events import Event
 from regrow.api.metrics import Metrics
 from regrow.errors import RegrowError
+from regrow.models.answer_reader import ThinkingTags
 from regrow.policy.plan import ReadPlan
-from regrow.policy.request import GenerateRequest, SamplingParams
+from regrow.policy.request import GenerateRequest, JsonAnswer, SamplingParams, ToolFormat
 
 
 class ModelInfo(Protocol):
@@ -30,13 +31,20 @@ class ModelInfo(Protocol):
     def default_sampling(self) -> SamplingParams: ...
     @property
     def has_template(self) -> bool: ...
+    @property
+    def tool_format(self) -> ToolFormat: ...
+    @property
+    def thinking(self) -> ThinkingTags | None: ...
 
 
 class Run(Protocol):
-    """One request's life; iterating ends after `Finished` or `Failed`."""
+    """One request's life; iterating ends after `Finished` or `Failed`. thinks: the answer begins inside the
+    model's thinking tags."""
 
     @property
     def id(self) -> str: ...
+    @property
+    def thinks(self) -> bool: ...
 
     def __aiter__(self) -> AsyncIterator[Event]: ...
 
@@ -56,6 +64,10 @@ class EnginePort(Protocol):
 
     async def submit(self, request: GenerateRequest) -> Run:
         """Queue a request; raises BadRequest, ContextLengthExceeded, Overloaded or Draining."""
+        ...
+
+    async def conforms(self, answer: JsonAnswer, text: str) -> bool:
+        """Whether the text of an answer is what it had to be."""
         ...
 
     async def plan_of(self, request: GenerateRequest) -> tuple[Sequence[int], ReadPlan]:

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from regrow.actors.events import Event, Failed, Finished, Logprob, ReadProgress, Token
+from regrow.actors.events import Failed, Finished, Logprob, ReadProgress, Token
 from regrow.api.errors import Cancelled, body_of
-from regrow.api.facts import facts
+from regrow.api.facts import Phase, facts
 from regrow.api.port import EnginePort, Run
 from regrow.api.sse import DONE, EventStream
 from regrow.errors import ActorDown, RegrowError
@@ -49,7 +49,7 @@ async def submitted(engine: EnginePort, request: GenerateRequest) -> AsyncIterat
         await run.cancel()
 
 
-async def events_of(run: Run) -> AsyncIterator[Event]:
+async def events_of(run: Run) -> AsyncIterator[Phase | Token | Finished]:
     """Yield the events of a run, `Finished` last; raises BrokenOff where the answer is not complete."""
     async for event in run:
         match event:

@@ -76,6 +76,7 @@ class Function(Fields, frozen=True):
     name: Filled
     description: str | None = None
     parameters: dict[str, object] | None = None
+    strict: bool | None = None
 
 
 class Tool(Fields, frozen=True):
@@ -83,19 +84,33 @@ class Tool(Fields, frozen=True):
     function: Function
 
 
+class NamedFunction(Fields, frozen=True):
+    name: Filled
+
+
 class NamedTool(Fields, frozen=True):
     """A tool choice that forces one function."""
 
-    type: str
-    function: object = None
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class StreamOptions(Fields, frozen=True):
     include_usage: bool | None = None
 
 
+class JsonSchema(Fields, frozen=True):
+    """`name`, `description` and `strict` change nothing: what is asked for is always enforced."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, object] | bool | None = None
+    strict: bool | None = None
+
+
 class ResponseFormat(Fields, frozen=True):
     type: FormatType
+    json_schema: JsonSchema | None = None
 
 
 class RegrowOptions(Fields, frozen=True):
@@ -135,7 +150,7 @@ class Generation(Fields, frozen=True):
     cache_salt: Filled | None = None
     regrow: RegrowOptions | None = None
 
-    n: Positive | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
 
 
 class ChatBody(Generation, frozen=True):
@@ -211,6 +226,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "response_format.type": get_args(FormatType),
     "regrow.cache": get_args(CacheUse),
     "tools[].type": ("function",),
+    "tool_choice.type": ("function",),
     "tool_calls[].type": ("function",),
     "content[].type": ("text", "refusal", "image_url", "input_audio", "file"),
 }

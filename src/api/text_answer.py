@@ -1,7 +1,7 @@
 """The bodies of an answer of /v1/completions in OpenAI's shape: one choice for each prompt."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from regrow.actors.events import Event, Finished, Token
 from regrow.api.facts import Body, Phase, phase_facts, reuse_body, usage_body
@@ -11,16 +11,17 @@ from regrow.api.runs import Whole
 
 @dataclass(frozen=True, slots=True)
 class TextAnswer:
-    """What all bodies of one answer share. `created` in unix seconds; `usage` and `progress`: the client
-    asked for them in the stream; `logprobs`: it asked for them.
+    """What all bodies of one answer share. `created` in unix seconds; `n`: choices for each of `prompts`;
+    `usage` and `progress`: the client asked for them in the stream; `logprobs`: it asked for them.
 
-    `regrow` stands where it does in a chat answer; of several prompts, each choice has its own.
+    `regrow` stands where it does in a chat answer; of several choices, each has its own.
     """
 
     id: str
     model: str
     created: int
     prompts: int = 1
+    n: int = 1
     usage: bool = False
     progress: bool = False
     logprobs: bool = False
@@ -46,11 +47,11 @@ class TextAnswer:
                 return self.text(index, event.text, told)
             case Finished():
                 last = self._chunk([self._choice(index, "", None, event)])
-                if self.prompts == 1 and not self.usage:
+                if self._one and not self.usage:
                     last["regrow"] = reuse_body(event.reuse)
                 return [*self.text(index, event.text), last]
             case _ if self.progress and isinstance(event, Phase):
-                which = {} if self.prompts == 1 else {"index": index}
+                which = {} if self._one else {"index": index}
                 return [{**self._chunk([]), "regrow": {**phase_facts(event), **which}}]
         return []
 
@@ -59,8 +60,16 @@ class TextAnswer:
         return [{**self._chunk([]), **self._facts(ends)}] if self.usage else []
 
     def _facts(self, ends: Sequence[Finished]) -> Body:
-        usage: Body = {"usage": usage_body([end.usage for end in ends])}
-        return {**usage, "regrow": reuse_body(ends[0].reuse)} if self.prompts == 1 else usage
+        """`ends` in the order of the choices; the choices of one prompt have read it once."""
+        read = [
+            replace(end.usage, prompt=0, cached=0) if i % self.n else end.usage for i, end in enumerate(ends)
+        ]
+        usage: Body = {"usage": usage_body(read)}
+        return {**usage, "regrow": reuse_body(ends[0].reuse)} if self._one else usage
+
+    @property
+    def _one(self) -> bool:
+        return self.prompts * self.n == 1
 
     def _logprobs(self, before: str, answer: Whole) -> Body | None:
         told = TextLogprobs(before, answer.prompt)
@@ -73,7 +82,7 @@ class TextAnswer:
             "logprobs": logprobs,
             "finish_reason": None if end is None else end.reason,
         }
-        if end is not None and self.prompts > 1:
+        if end is not None and not self._one:
             choice["regrow"] = reuse_body(end.reuse)
         return choice
 

@@ -11,7 +11,7 @@ from typing import Literal
 from regrow.policy.plan import ASSISTANT, ReadPlan
 
 SYSTEM_ROLES = frozenset({"system", "developer"})
-Reason = Literal["turn", "pin", "system", "user turn", "previous turn", "learned", "interval"]
+Reason = Literal["turn", "pin", "system", "user turn", "previous turn", "learned", "interval", "fork"]
 
 
 @dataclass(frozen=True, slots=True)

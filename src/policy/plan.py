@@ -7,7 +7,7 @@ template (`models/template.py`) and given here as `MessageMarks`.
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -105,6 +105,12 @@ class ReadPlan:
         """Return the deepest cut <= position, or 0 (the start is always a place to read from)."""
         i = bisect_right(self.cuts, position)
         return self.cuts[i - 1] if i else 0
+
+    def cut_at_end(self) -> "ReadPlan":
+        """Return the plan with a cut where its reading ends: the same chunks, and a place where the very same
+        prompt can go on without reading anything. A prompt of one token has none."""
+        end = self.length - 1
+        return replace(self, cuts=(*self.cuts, end)) if end > max(self.cuts, default=0) else self
 
     def chunks_from(self, start: int, exact: Exactness = "full") -> tuple[tuple[int, int], ...]:
         """Return the chunks (start, stop) still to be read from `start` (P2).

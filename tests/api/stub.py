@@ -19,8 +19,9 @@ from regrow.actors.events import (
     Usage,
 )
 from regrow.errors import BadRequest, ContextLengthExceeded, Draining, RegrowError
+from regrow.models.answer_reader import ThinkingTags
 from regrow.policy.plan import ReadPlan
-from regrow.policy.request import GenerateRequest, SamplingParams
+from regrow.policy.request import GenerateRequest, JsonAnswer, SamplingParams, ToolFormat
 
 REUSE = Reuse(
     source="checkpoint",
@@ -77,12 +78,15 @@ class StubModel:
         default_factory=lambda: SamplingParams(temperature=0.6, top_p=0.9)
     )
     has_template: bool = True
+    tool_format: ToolFormat = "hermes"
+    thinking: ThinkingTags | None = None
 
 
 class StubRun:
     def __init__(self, number: int, script: Script, watchers: Sequence[Watcher] = ()) -> None:
         self.id = f"run-{number}"
         self.slot = None
+        self.thinks = False
         self.script = script
         self.watchers = watchers
         self.ended = False
@@ -132,6 +136,8 @@ class StubEngine:
         self.plan = ReadPlan(0, ())
         self.info = info or StubModel()
         self.ready = True
+        self.thinks = False
+        self.conforming = True
         self.doing: object = {"slots": [{"slot": 0, "phase": "idle"}], "queue": {"waiting": 0}}
         self.requests: list[GenerateRequest] = []
         self.runs: list[StubRun] = []
@@ -158,12 +164,16 @@ class StubEngine:
         self.requests.append(request)
         script = self.script[" ".join(words)] if isinstance(self.script, Mapping) else self.script
         run = StubRun(len(self.runs), script, self.watchers)
+        run.thinks = self.thinks
         self.runs.append(run)
         self.started.put_nowait(run)
         return run
 
     def watch(self, watcher: Watcher) -> None:
         self.watchers.append(watcher)
+
+    async def conforms(self, answer: JsonAnswer, text: str) -> bool:
+        return self.conforming
 
     async def plan_of(self, request: GenerateRequest) -> tuple[Sequence[int], ReadPlan]:
         if isinstance(request.prompt, str) and request.add_special_tokens:

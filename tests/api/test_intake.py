@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from regrow.api.body import decode
-from regrow.api.intake import chat_request, completion_requests
+from regrow.api.intake import chat_request, completion_requests, forks
 from regrow.api.schema import ChatRequest, CompletionRequest
-from regrow.policy.request import GenerateRequest, SamplingParams
+from regrow.policy.request import CallAnswer, GenerateRequest, JsonAnswer, SamplingParams
 from tests.api.conftest import chat_body
 from tests.api.stub import StubModel
 
@@ -114,6 +114,46 @@ def test_tools_reach_the_template_unless_none_may_be_called() -> None:
     assert asked(tools=[tool]).tools == [tool]
     assert asked(tools=[tool], tool_choice="auto").tools == [tool]
     assert asked(tools=[tool], tool_choice="none").tools == []
+
+
+TOOLS = [
+    {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
+    for name in ("f", "g")
+]
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"tool_choice": "auto"}, None),
+        ({"tool_choice": "none"}, None),
+        ({"tool_choice": "required"}, CallAnswer(("f", "g"))),
+        ({"tool_choice": "required", "parallel_tool_calls": False}, CallAnswer(("f", "g"), False)),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, CallAnswer(("g",), False)),
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, JsonAnswer({"type": "object"}, "response_format")),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": {"enum": [1]}},
+                }
+            },
+            JsonAnswer({"enum": [1]}),
+        ),
+    ],
+    ids=str,
+)
+def test_the_form_of_an_answer_reaches_the_engine(fields: dict[str, object], wanted: object) -> None:
+    assert asked(tools=TOOLS, **fields).answer == wanted
+
+
+def test_several_answers_have_one_prompt_and_random_streams_of_their_own() -> None:
+    requests = forks(asked(seed=7), 3)
+    assert [request.sampling.seed for request in requests] == [7, 8, 9]
+    assert all(request.forked for request in requests)
+    assert forks(asked(seed=7), 1) == [asked(seed=7)]
+    assert [request.prompt for request in completing(["a", "b"], n=2)] == ["a", "a", "b", "b"]
 
 
 def test_template_options_reach_the_template() -> None:

@@ -1,0 +1,68 @@
+"""Several answers to one prompt: it is read once, and each answer is what it would be alone."""
+
+import asyncio
+
+import pytest
+
+from regrow.api.intake import forks
+from regrow.policy.request import GenerateRequest, SamplingParams
+from tests.actors.world import House, chat, in_house, keys_of, raw, text
+from tests.world.engine import CHUNK
+
+SAMPLED = SamplingParams(temperature=1.0, seed=3)
+N = 3
+
+
+@pytest.mark.parametrize("hybrid", [True, False], ids=["hybrid", "attention"])
+@pytest.mark.parametrize("slots", [1, 2, 4])
+@pytest.mark.parametrize(
+    "request_", [chat("hi", sampling=SAMPLED), raw(text(5, 3 * CHUNK + 7))], ids=["a chat", "a raw prompt"]
+)
+def test_the_prompt_of_several_answers_is_read_once(
+    request_: GenerateRequest, slots: int, hybrid: bool
+) -> None:
+    async def scenario(house: House) -> None:
+        requests = forks(request_, N)
+        runs = [await house.submit(request) for request in requests]
+        answers = await asyncio.gather(*(house.ended(run) for run in runs))
+        assert [answer.tokens for answer in answers] == [house.truth(request) for request in requests]
+        whole = len(keys_of(request_)) - 1
+        assert sorted(answer.read for answer in answers) == [0, 0, whole]
+        assert sorted(answer.reused for answer in answers) == [0, whole, whole]
+        assert (await house.engine.status()).device.counters.read_tokens == whole
+
+    in_house(scenario, seeds=range(2), slots=slots, hybrid=hybrid)
+
+
+def test_what_forks_leave_does_not_change_what_later_prompts_reuse() -> None:
+    async def scenario(house: House) -> None:
+        requests = forks(chat("hi"), N)
+        runs = [await house.submit(request) for request in requests]
+        answers = await asyncio.gather(*(house.ended(run) for run in runs))
+        later = chat("hi", answers[0].text, "and then?")
+        answer = await house.ask(later)
+        assert answer.tokens == house.truth(later)
+        assert 0 < answer.reused < len(keys_of(chat("hi"))) - 1  # no cut of its own plan is there
+
+    in_house(scenario, seeds=range(2))
+
+
+def test_without_the_cache_each_answer_reads_for_itself_and_is_the_same() -> None:
+    async def scenario(house: House) -> None:
+        requests = forks(chat("hi", cache="off"), 2)
+        answers = [await house.ask(request) for request in requests]
+        assert [answer.reused for answer in answers] == [0, 0]
+        assert answers[0].tokens == answers[1].tokens == house.truth(requests[0])
+
+    in_house(scenario, seeds=[0])
+
+
+def test_a_prompt_of_one_or_two_tokens_can_be_answered_several_times() -> None:
+    async def scenario(house: House) -> None:
+        for length in (1, 2):
+            requests = forks(raw(text(9, length)), N)
+            runs = [await house.submit(request) for request in requests]
+            answers = await asyncio.gather(*(house.ended(run) for run in runs))
+            assert [a.tokens for a in answers] == [house.truth(request) for request in requests]
+
+    in_house(scenario, seeds=[0])
