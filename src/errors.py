@@ -18,12 +18,21 @@ class ContextLengthExceeded(BadRequest):
     """Prompt and answer do not fit the context of a slot (sizes in tokens); `param` held the prompt."""
 
     def __init__(self, prompt: int, max_tokens: int, context: int, param: str = "messages") -> None:
+        self.prompt, self.max_tokens, self.context = prompt, max_tokens, context
         super().__init__(
             f"the prompt has {prompt} tokens and max_tokens is {max_tokens}: "
             f"together they exceed the context of {context} tokens",
             param=param,
             code="context_length_exceeded",
         )
+
+
+class TooManyTokens(BadRequest):
+    """A text has more tokens than were wanted of it: `tokens`."""
+
+    def __init__(self, tokens: int, most: int, param: str) -> None:
+        super().__init__(f"{param}: it has {tokens} tokens, and at most {most} are read", param=param)
+        self.tokens = tokens
 
 
 class ModelNotFound(RegrowError):

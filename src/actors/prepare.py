@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from regrow.actors.messages import Prepared
-from regrow.errors import BadRequest, ContextLengthExceeded
+from regrow.errors import BadRequest, ContextLengthExceeded, TooManyTokens
 from regrow.models.constrain import Grammars
 from regrow.models.tokenizer import ChatTokenizer
 from regrow.policy.checkpoints import CheckpointCut, checkpoint_cuts, message_end, system_end
 from regrow.policy.keys import Keys, Namespace, as_keys, prefix_hashes
 from regrow.policy.plan import ChunkTable, ReadPlan, build_plan
 from regrow.policy.request import MOST_LOGPROBS, CacheUse, GenerateRequest, StopRules
+
+LONGEST = 2**20  # tokens of a prompt that is only looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,11 @@ class Preparer:
 
     def __call__(self, request: GenerateRequest) -> Prepared:
         """Raises BadRequest naming the field, or ContextLengthExceeded with both numbers."""
-        keys, plan = self.plan_of(request)
+        try:
+            keys, plan = self.plan_of(request, self.context)
+        except TooManyTokens as error:
+            field = _field(request)
+            raise ContextLengthExceeded(error.tokens, request.max_tokens or 1, self.context, field) from None
         if not len(keys):
             raise BadRequest("the prompt is empty", param=_field(request))
         room = self.context - len(keys)
@@ -87,9 +93,10 @@ class Preparer:
         cuts = checkpoint_cuts(plan, self.checkpoint_every, (), self.checkpoints, pin)
         return cuts if cache == "on" else [cut for cut in cuts if cut.position == system_end(plan)]
 
-    def plan_of(self, request: GenerateRequest) -> tuple[Keys, ReadPlan]:
-        """Return a prompt, and where its reading is cut; raises BadRequest naming the field."""
-        keys = self._keys(request)
+    def plan_of(self, request: GenerateRequest, most: int = LONGEST) -> tuple[Keys, ReadPlan]:
+        """Return a prompt of at most `most` tokens, and where its reading is cut; raises BadRequest naming
+        the field."""
+        keys = self._keys(request, most)
         plan = build_plan(keys, self.table, self.tokenizer.marks)
         return keys, plan.cut_at_end() if request.forked else plan
 
@@ -104,11 +111,12 @@ class Preparer:
         """Return the text of token ids, special tokens included; raises BadRequest for what is no id."""
         return self.tokenizer.decode(self._known(ids, "tokens"), skip_special_tokens=False)
 
-    def _keys(self, request: GenerateRequest) -> Keys:
+    def _keys(self, request: GenerateRequest, most: int) -> Keys:
         if request.messages:
-            return self.tokenizer.encode_chat(request.messages, request.tools, request.template_options)
+            chat = request.messages, request.tools, request.template_options
+            return self.tokenizer.encode_chat(*chat, most)
         if isinstance(request.prompt, str):
-            return self.tokenizer.encode(request.prompt, request.add_special_tokens)
+            return self.tokenizer.encode(request.prompt, request.add_special_tokens, most)
         return self._known(request.prompt or (), "prompt")
 
     def _known(self, ids: Sequence[int], param: str) -> Keys:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from regrow.errors import BadRequest
+from regrow.errors import BadRequest, TooManyTokens
 from regrow.models.answer_reader import prompt_thinks, thinking_tags
 from regrow.models.detokenize import Detokenizer, Spelling
 from regrow.models.render import Renderer
@@ -81,9 +81,10 @@ class ChatTokenizer:
         """Whether a prompt ends inside the model's thinking tags."""
         return prompt_thinks(self.decode(keys[-16:], skip_special_tokens=False), self.thinking)
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> Keys:
-        """Return the ids of a raw prompt, int64 [n], with the start token where the tokenizer adds one."""
-        return self._keys(text, "prompt", own_start=add_special_tokens)
+    def encode(self, text: str, add_special_tokens: bool = True, most: int | None = None) -> Keys:
+        """Return the ids of a raw prompt, int64 [n], with the start token where the tokenizer adds one;
+        raises TooManyTokens where these are more than `most`."""
+        return self._keys(text, "prompt", add_special_tokens, most)
 
     def render(
         self,
@@ -99,9 +100,11 @@ class ChatTokenizer:
         messages: Sequence[Mapping[str, object]],
         tools: Sequence[Mapping[str, object]] = (),
         options: Mapping[str, object] | None = None,
+        most: int | None = None,
     ) -> Keys:
-        """Return the ids of a chat's prompt, int64 [n]; raises BadRequest naming the field."""
-        return self._keys(self.render(messages, tools, options), "messages", own_start=False)
+        """Return the ids of a chat's prompt, int64 [n]; raises BadRequest naming the field, and TooManyTokens
+        where these are more than `most`."""
+        return self._keys(self.render(messages, tools, options), "messages", False, most)
 
     def decode(self, ids: Sequence[int] | Keys, skip_special_tokens: bool = True) -> str:
         """Return the text of ids, with or without that of special tokens."""
@@ -111,8 +114,10 @@ class ChatTokenizer:
         """Return a fresh incremental detokeniser for one answer."""
         return Detokenizer(self._spelling)
 
-    def _keys(self, text: str, param: str, own_start: bool) -> Keys:
+    def _keys(self, text: str, param: str, own_start: bool, most: int | None) -> Keys:
         encoded = self._backend.encode_batch_fast([text], add_special_tokens=own_start)
+        if most is not None and len(encoded[0]) > most:  # listing millions of them holds the lock for seconds
+            raise TooManyTokens(len(encoded[0]), most, param)
         keys = as_keys(encoded[0].ids)
         if len(keys) and keys.max() >= self.vocab_size:
             token = self._backend.id_to_token(int(keys.max()))

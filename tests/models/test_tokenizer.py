@@ -8,7 +8,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from regrow.errors import BadConfig, BadRequest, ModelRefused
+from regrow.errors import BadConfig, BadRequest, ModelRefused, TooManyTokens
 from regrow.models.byte_tokenizer import byte_tokenizer
 from regrow.models.tokenizer import ChatTokenizer
 from tests.models.dialects import CHATML, LLAMA, QWEN, hard_tokenizer
@@ -213,6 +213,18 @@ def test_long_texts_are_neither_cut_nor_padded() -> None:
     hf.backend_tokenizer.enable_padding(length=8)
     assert len(ChatTokenizer(hf).encode("abcdefgh" * 4)) == 32
     assert len(ChatTokenizer(hf).encode("a")) == 1
+
+
+def test_a_text_of_more_tokens_than_are_wanted_is_refused_with_their_number() -> None:
+    tokenizer = ChatTokenizer(byte_tokenizer(512, 512))
+    assert len(tokenizer.encode("x" * 100, most=100)) == 100
+    with pytest.raises(TooManyTokens, match="100 tokens, and at most 99") as refused:
+        tokenizer.encode("x" * 100, most=99)
+    assert (refused.value.tokens, refused.value.param) == (100, "prompt")
+    whole = len(tokenizer.encode_chat(HI))
+    with pytest.raises(TooManyTokens) as refused:
+        tokenizer.encode_chat(HI, most=whole - 1)
+    assert (refused.value.tokens, refused.value.param) == (whole, "messages")
 
 
 def test_a_token_that_the_model_does_not_embed_is_a_bad_request() -> None:
