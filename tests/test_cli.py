@@ -105,6 +105,7 @@ def test_every_setting_for_users_has_an_option() -> None:
         "event_buffer",
         "idle_s",
         "message_limit",
+        "socket_idle_s",
     }
 
 

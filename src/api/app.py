@@ -12,6 +12,7 @@ from regrow.api.models import served_names
 from regrow.api.openapi import document
 from regrow.api.port import EnginePort, Gate
 from regrow.api.routes import ROUTES
+from regrow.api.socket import SOCKETS, close_sockets
 from regrow.api.state import GATE, KEYS, OPENAPI, SETTINGS
 from regrow.config import ServerSettings
 
@@ -29,10 +30,12 @@ def make_app(engine: EnginePort | None, settings: ServerSettings) -> web.Applica
     if engine is not None:
         app[GATE].open(engine, served_names(engine.info, settings)[0])
     app[SETTINGS] = settings
+    app[SOCKETS] = set()
     app[KEYS] = keys
     app[OPENAPI] = document(ROUTES)
     app.on_response_prepare.append(add_request_id)
     app.on_response_prepare.append(shows(settings.cors))
+    app.on_shutdown.append(close_sockets)
     app.cleanup_ctx.append(_loop_lag)
     app.add_routes(web.route(route.method, route.path, route.handler) for route in ROUTES)
     return app

@@ -37,6 +37,11 @@ async def read_body(request: web.Request, kind: type[T]) -> T:
         raise web.HTTPBadRequest(
             text=f"the body cannot be read: {reason}", headers={"Connection": "close"}
         ) from None
+    return await decoded(body, kind)
+
+
+async def decoded(body: bytes, kind: type[T]) -> T:
+    """Decode a JSON body, a large one on a thread; raises BadRequest as `decode` does."""
     return decode(body, kind) if len(body) < LARGE else await asyncio.to_thread(decode, body, kind)
 
 

@@ -18,6 +18,7 @@ from regrow.api.schema import (
     TokenizeRequest,
 )
 from regrow.api.status import health, metrics, ready, status
+from regrow.api.stream import stream
 from regrow.api.tokens import apply_template, detokenize, tokenize
 
 ROUTES = (
@@ -26,6 +27,7 @@ ROUTES = (
     Route("POST", "/tokenize", tokenize, "Show the tokens of a text or a chat", TokenizeRequest),
     Route("POST", "/detokenize", detokenize, "Show the text of tokens", DetokenizeRequest),
     Route("POST", "/apply-template", apply_template, "Show the prompt that a chat becomes", TemplateRequest),
+    Route("GET", "/v1/stream", stream, "Chat over a WebSocket, many requests at a time", keyless=True),
     Route("GET", "/v1/models", list_models, "List what is served"),
     Route("GET", "/v1/models/{name:.+}", get_model, "Show one model"),
     Route("GET", "/v1/status", status, "Show what the server is doing"),
