@@ -111,8 +111,12 @@ SERVE = {
             "when a root gets cells of its own; auto = in need",
         ),
         _setting("cache-mib", whole(0, auto=True), "budget of all that is kept", "a quarter of the memory"),
+        _setting("cache-dir", PATH, "where conversations and roots are kept across restarts", "nowhere"),
+        _setting("cache-disk-gib", real(0, auto=True), "budget of that directory", "half of what is free"),
         _setting("verify", VERIFY, "reread = read again what was mounted, and compare"),
-        _setting("repack-cold", SWITCH, "shorten old tool results of conversations that are not kept any more"),
+        _setting(
+            "repack-cold", SWITCH, "shorten old tool results of conversations that are not kept any more"
+        ),
         _setting("conversation-ttl", real(0), "seconds without use before that, at least"),
         _setting("data-dir", PATH, "where the state of --repack-cold is kept", "~/.local/state/regrow"),
     ),

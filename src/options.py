@@ -72,18 +72,19 @@ def whole(low: int, high: int | None = None, *, auto: bool = False, multiple: in
     return Kind("N", f"a whole number {span}{steps}{', or auto' if auto else ''}", read)
 
 
-def real(low: float, high: float | None = None) -> Kind:
-    """A number in [low, high]."""
+def real(low: float, high: float | None = None, *, auto: bool = False) -> Kind:
+    """A number in [low, high]; "auto" is None."""
 
-    def read(text: str) -> float:
+    def read(text: str) -> float | None:
+        if auto and text == "auto":
+            return None
         number = float(text)
         if not low <= number <= (float("inf") if high is None else high) or number == float("inf"):
             raise ValueError
         return number
 
-    return Kind(
-        "X", f"a number of {low:g} or more" if high is None else f"a number from {low:g} to {high:g}", read
-    )
+    span = f"of {low:g} or more" if high is None else f"from {low:g} to {high:g}"
+    return Kind("X", f"a number {span}{', or auto' if auto else ''}", read)
 
 
 def one_of(*names: str, auto: bool = False) -> Kind:

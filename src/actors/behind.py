@@ -57,7 +57,7 @@ class WriteBehind:
         self._parts: Counter[PartKey] = Counter()
         self._writing: _Writing | None = None
         self._pending: dict[HolderId, None] = {}
-        self._waiting: dict[HolderId, None] = {}
+        self._waiting: dict[HolderId, bool] = {}  # the slot, and whether it was told
         self._numbers = itertools.count((shelf.life << 32) + 1)
 
     @property
@@ -81,7 +81,7 @@ class WriteBehind:
         if what is None:
             return None
         if self._writing is not None:
-            self._waiting[slot] = None
+            self._waiting[slot] = False
             return None
         writing = self._begin(what)
         if writing is None:
@@ -138,7 +138,8 @@ class WriteBehind:
                 if writing is not None:
                     self._start(writing)
         if self._writing is None:
-            for slot in self._waiting:
+            for slot in [slot for slot, told in self._waiting.items() if not told]:
+                self._waiting[slot] = True
                 self._ready(slot)
 
     def slot_lost(self, slot: HolderId) -> None:

@@ -193,8 +193,9 @@ class CacheActor:
 
     def _tell_changes(self) -> None:
         changes = self._shelf.news.take()
-        if self._disk:
-            self._behind.kept([k.holder.id for k in changes.kept if k.holder.id.kind == "parked"])
+        parked = [kept.holder.id for kept in changes.kept if kept.holder.id.kind == "parked"]
+        if self._disk and parked:
+            self._behind.kept(parked)
         for holder, prefixes in changes.evicted:
             if holder.kind == "slot":
                 self._tell(f"slot-{holder.key}", Evicted(prefixes))

@@ -6,6 +6,8 @@ It waits for nothing: its thread (`disk_loop.py`) does the reading and writing, 
 import functools
 from collections.abc import Callable
 
+import structlog
+
 from regrow.actors.disk_loop import DiskLoop, Use, Write
 from regrow.actors.disk_messages import (
     DiskChanged,
@@ -26,6 +28,8 @@ from regrow.gpu.types import Geometry
 from regrow.policy.directory import HolderId
 from regrow.store.record import Broken
 from regrow.store.records import Records, Stored
+
+log = structlog.get_logger(__name__)
 
 
 class DiskActor:
@@ -54,7 +58,7 @@ class DiskActor:
         self._known: dict[str, OnDisk] = {}
 
     async def started(self) -> None:
-        self._loop.announce()
+        self._changed(self._loop.live)
 
     async def handle(self, message: object) -> object:
         match message:
@@ -70,9 +74,9 @@ class DiskActor:
                 self._use(functools.partial(_forget_root, prefix))
             case DiskStats():
                 return DiskReport(self._directory, self._disk_budget, self._loop.counters)
-            case Down(name):
-                known = tuple(self._known.values())
-                self._tell(name, DiskChanged(known, (), self._loop.counters.rate))
+            case Down(name):  # without the cache the engine has forgotten too
+                for to in ("cache", "engine") if name == "cache" else ("engine",):
+                    self._tell(to, DiskChanged(tuple(self._known.values()), (), self._loop.counters.rate))
             case _:
                 raise TypeError(f"the disk does not know {type(message).__name__}")
         return None
@@ -133,16 +137,22 @@ class DiskActor:
 
         def done(result: object) -> None:
             failed = isinstance(result, Exception)
+            self._later("engine", DiskChanged((), (), self._loop.counters.rate))
             self._later("cache", RecordRead(read.name, None if failed else result))  # type: ignore[arg-type]
 
         self._loop.post(Use(load, done, urgent=True))
 
     def _use(self, function: Callable[[Records], object]) -> None:
-        self._loop.post(Use(function, lambda result: None))
+        self._loop.post(Use(function, _log_failure))
 
     def _later(self, to: str, message: object) -> None:
         """Tell an actor from the disk's thread."""
         self._threads.deliver(lambda: self._tell(to, message))
+
+
+def _log_failure(result: object) -> None:
+    if isinstance(result, Exception):
+        log.warning("records could not be removed", error=repr(result))
 
 
 def _purge(prefixes: frozenset[bytes] | None, records: Records) -> None:

@@ -4,6 +4,7 @@ A piece is followed by a rest as long as itself, so that writing behind takes at
 Whatever a job raises is its answer; an error of the disk in a write makes the tier read only for a while.
 """
 
+import errno
 import threading
 from collections import deque
 from collections.abc import Callable, Generator
@@ -19,7 +20,7 @@ log = structlog.get_logger(__name__)
 RETRY_S = 30.0  # after an error of the disk nothing is written for so long
 LONGEST_REST_S = 1.0
 SMOOTH = 0.3  # weight of the newest measurement
-DiskState = Literal["on", "read only", "full", "off"]
+DiskState = Literal["on", "read only", "full"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,8 @@ Job = Write | Use
 
 
 class DiskLoop:
-    """Implements `Steppable`. changed: told on this thread which records can be used, when they are others or
-    when it was asked to `announce`; always before a job's own answer. now: a clock in seconds."""
+    """Implements `Steppable`. live: the records that can be used. changed: told them on this thread when they
+    are others, before the answer of the job that made them so. now: a clock in seconds."""
 
     def __init__(
         self, records: Records, now: Callable[[], float], changed: Callable[[tuple[Stored, ...]], None]
@@ -81,7 +82,7 @@ class DiskLoop:
         self._writing: tuple[Write, Generator[None, None, None]] | None = None
         self._took = 0.0
         self._paused_until = 0.0
-        self._live: tuple[str, ...] | None = None
+        self.live = tuple(records.live().values())
         self.counters = DiskCounters()
         self._count()
 
@@ -93,10 +94,6 @@ class DiskLoop:
             else:
                 self._jobs.append(job)
             self._news.notify()
-
-    def announce(self) -> None:
-        """Have `changed` told anew."""
-        self.post(Use(lambda records: self._forget_told(), lambda result: None))
 
     def step(self) -> bool:
         """Carry out one job, or one piece of a write; False when there was none."""
@@ -198,7 +195,7 @@ class DiskLoop:
             case NoRoom():
                 state = "full"
             case OSError():
-                state = "read only"
+                state = "full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "read only"
                 self._paused_until = self._now() + RETRY_S
             case Broken():
                 pass  # of the record that it was to go on from
@@ -220,15 +217,12 @@ class DiskLoop:
             if not (self._closed or self._urgent) and seconds > 0:
                 self._news.wait(min(seconds, LONGEST_REST_S))
 
-    def _forget_told(self) -> None:
-        self._live = None
-
     def _tell(self) -> None:
         self._count()
-        live = self._records.live()
-        if self._live != tuple(live):
-            self._live = tuple(live)
-            self._changed(tuple(live.values()))
+        live = tuple(self._records.live().values())
+        if [stored.name for stored in live] != [stored.name for stored in self.live]:
+            self.live = live
+            self._changed(live)
 
     def _count(self) -> None:
         records = self._records

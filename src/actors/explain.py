@@ -41,6 +41,7 @@ class Explainer:
             pure=shared if nearest is None or self.exact == "off" else nearest.holder.pure_length,
             usable=0 if nearest is None else placement.usable(prepared, nearest),
             holder="" if nearest is None else f"{nearest.holder.id.kind} {nearest.holder.id.key}",
+            on_disk=nearest is not None and nearest.holder.id.kind == "disk",
         )
         miss = why(prepared.plan, known, reused, chunk=self.chunk, cache=prepared.cache)
         if miss is None or not shared or shared >= len(prepared.keys):

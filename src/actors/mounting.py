@@ -38,7 +38,7 @@ from regrow.policy.directory import HolderId
 from regrow.policy.request import Exactness
 
 T = TypeVar("T")
-RESTORE_S = 15.0  # a disk that needs longer is not waited for
+RESTORE_S = 30.0  # a disk that needs longer is not waited for
 
 
 class SourceGone(RegrowError):

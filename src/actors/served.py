@@ -11,6 +11,7 @@ from regrow.errors import BadConfig
 from regrow.gpu.memory import MIB, cache_budget, context_that_fits, device_memory, host_memory
 from regrow.gpu.runner import ModelRunner
 from regrow.gpu.types import Geometry, Runner
+from regrow.models.identity import arithmetic
 from regrow.models.load import LoadedModel, load_model
 from regrow.models.tokenizer import ChatTokenizer
 from regrow.policy.keys import Namespace
@@ -74,8 +75,7 @@ def load_served(settings: EngineSettings, progress: Callable[[str, float | None]
             FORMAT_VERSION,
             loaded.fingerprint,
             str(loaded.module.dtype),
-            device.type,
-            torch.__version__,
+            arithmetic(device),
             settings.chunk,
             exact == "off",
         ),
@@ -139,6 +139,6 @@ def _say_what_holds(settings: EngineSettings, served: Served, device: torch.devi
         checkpoints_fit=served.budget // checkpoint if checkpoint else "not needed",
         roots=settings.roots if settings.cache else 0,
         parked="in host memory" if settings.cache else "off",
-        disk="off (not built yet)",
+        disk=str(settings.cache_dir) if settings.cache and settings.cache_dir else "off",
         message_cuts=served.tokenizer.marks_note or "learned from the chat template",
     )

@@ -1,4 +1,5 @@
-"""Who a model is: hashes that differ when the weights, the geometry or the positions' encoding differ.
+"""Who a model is: hashes that differ when the weights, the geometry or the positions' encoding differ; and
+by what arithmetic it is run.
 
 Up to `WHOLE` bytes everything is hashed. Of more, one block in 16 spread over every tensor (or file):
 training moves all of a tensor, so two models never agree there, and 70 GB take seconds instead of minutes.
@@ -29,6 +30,14 @@ def file_digest(path: Path) -> str:
             file.seek(start)
             digest.update(file.read(_BLOCK))
     return digest.hexdigest()
+
+
+def arithmetic(device: torch.device) -> tuple[str | int, ...]:
+    """Return what decides, beside the model and the chunks, the bits that a computation gives (D3): the build
+    of torch, and the device or the instruction set and the number of threads that share a sum."""
+    if device.type == "cuda":
+        return torch.__version__, "cuda", torch.version.cuda or "", torch.cuda.get_device_name(device)
+    return torch.__version__, device.type, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
 
 
 def module_fingerprint(module: PreTrainedModel) -> str:

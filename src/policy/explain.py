@@ -15,6 +15,7 @@ MissReason = Literal[
     "no such beginning",
     "between cuts",
     "held elsewhere",
+    "on disk",
     "decoded",
     "no checkpoint",
 ]
@@ -26,7 +27,7 @@ class Known:
 
     prompts: some prompt is known in its namespace. elsewhere: some are in other namespaces. shared: what the
     nearest known prompt has in common with it. pure: the part of that which was read, never decoded (all of
-    it in mode "off"). usable: the most that any holder could give, and `holder` names that one.
+    it in mode "off"). usable: the most that any holder could give; `holder` names that one, a record on_disk.
     """
 
     prompts: bool
@@ -35,6 +36,7 @@ class Known:
     pure: int = 0
     usable: int = 0
     holder: str = ""
+    on_disk: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,11 @@ def _cause(plan: ReadPlan, known: Known, reused: int) -> tuple[MissReason, str]:
     if cut <= reused:
         place = f"There is no place to resume between positions {reused} and {known.shared}"
         return "between cuts", place
+    if known.usable > reused and known.on_disk:
+        slow = (
+            f"Its first {known.usable} tokens are on disk, which failed or is slower than reading them again"
+        )
+        return "on disk", slow
     if known.usable > reused:
         held = f"Its first {known.usable} tokens are held by {known.holder}, which another conversation keeps"
         return "held elsewhere", held

@@ -232,7 +232,10 @@ class Records:
         doomed = set(names) & self._facts.keys()
         while more := {n for n, needs in self._needs.items() if n not in doomed and needs & doomed}:
             doomed |= more
-        for name in sorted(doomed, key=lambda n: len(self._needs.get(n, ())), reverse=True):
+        ordered = sorted(doomed, key=lambda n: len(self._needs.get(n, ())), reverse=True)
+        for name in ordered:  # from now on nobody finds them, whatever the disk says
+            self._forget(name)
+        for name in ordered:
             self._unlink(name)
         self._remove_unneeded()
         return len(doomed)

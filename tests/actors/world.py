@@ -36,6 +36,7 @@ from regrow.policy.directory import HolderId
 from regrow.policy.keys import Keys, as_keys
 from regrow.policy.plan import ChunkTable, ReadPlan, build_plan
 from regrow.policy.request import Exactness, GenerateRequest
+from regrow.store.files import Files
 from tests.world.engine import CHUNK, engine_in, runner_in
 from tests.world.fake_runner import Costs, FakeRunner, _hashes_in, hash_of
 from tests.world.loop import VirtualLoop, run_world
@@ -142,12 +143,16 @@ def check_life(events: Sequence[Event]) -> None:
 class House:
     """An engine, its fake device and the world they are in."""
 
-    def __init__(self, world: VirtualLoop, runner: FakeRunner, engine: Engine) -> None:
+    def __init__(
+        self, world: VirtualLoop, runner: FakeRunner, engine: Engine, prefixes: dict[bytes, int] | None
+    ) -> None:
         self.world = world
         self.runner = runner
         self.engine = engine
         self.crashed: set[str] = set()
-        self.prefixes: dict[bytes, int] = {}  # what the fake calls each prefix that was ever submitted
+        self.prefixes = (
+            {} if prefixes is None else prefixes
+        )  # what the fake calls each prefix that was ever submitted
 
     @property
     def cache(self) -> CacheActor:
@@ -234,8 +239,10 @@ class House:
         """While nothing is served the cache has what slots, roots and parked conversations hold, nothing is
         pinned or leased, and the engine knows of all of it."""
         shelf, parking = self.cache._shelf, self.cache._parking
-        assert not shelf.leases
-        assert not any(state.pins for state in shelf.states.values())
+        writing, coming = self.cache._behind._writing, self.cache._restoring._coming.values()
+        assert shelf.leases.keys() <= {lease for one in coming for lease in one.leases.values()}
+        to_be_written = writing.kept if writing is not None else {}
+        assert all(not state.pins or prefix in to_be_written for prefix, state in shelf.states.items())
         for number in range(len(self.engine.slots)):
             held = {entry.entry_id for entry in self.slot(number).session.chain.entries}
             assert held == {p for p, s in shelf.states.items() if HolderId("slot", number) in s.holders}
@@ -245,7 +252,8 @@ class House:
             assert span.cells is None or _hashes_in(span.cells)[-1] in (self.prefixes[prefix], None)
         assert set(shelf.roots) == set(cast(RootActor, self.engine.lives["roots"])._roots)
         assert self.placement._directory._states == set(shelf.states)
-        assert set(self.placement._parked) == {n for n, c in parking.conversations.items() if c.whole}
+        kept = {n for n, c in parking.conversations.items() if c.whole}
+        assert set(self.placement._parked) == kept | set(self.cache._behind.records)
 
     async def rests(self) -> None:
         """Nothing runs any more, on the device neither."""
@@ -276,13 +284,16 @@ async def house(
     budget: int = 1 << 20,
     costs: Costs = Costs(),  # noqa: B008  frozen
     rests: bool = True,
+    files: Files | None = None,
+    prefixes: dict[bytes, int] | None = None,
     **settings: object,
 ) -> AsyncIterator[House]:
-    """Open an engine that checks itself after every message. rests: at the end nothing may run."""
+    """Open an engine that checks itself after every message. rests: at the end nothing may run. files: of the
+    disk tier. prefixes: known from other houses."""
     runner = runner_in(world, slots=slots, context=context, hybrid=hybrid, costs=costs)
     chosen = replace(EngineSettings(chunk=CHUNK, debug=True), **cast(Any, settings))
-    async with engine_in(world, runner, chosen, exact=exact, budget=budget) as engine:
-        opened = House(world, runner, engine)
+    async with engine_in(world, runner, chosen, exact=exact, budget=budget, files=files) as engine:
+        opened = House(world, runner, engine, prefixes)
         yield opened
         if rests:
             await opened.rests()

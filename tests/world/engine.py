@@ -10,6 +10,7 @@ from regrow.policy.keys import Namespace
 from regrow.policy.plan import ChunkTable
 from regrow.policy.request import Exactness, SamplingParams
 from regrow.store.clock import SteadyClock
+from regrow.store.files import Files
 from tests.world.fake_runner import Costs, FakeRunner
 from tests.world.loop import VirtualLoop
 from tests.world.threads import VirtualThreads
@@ -48,8 +49,9 @@ async def engine_in(
     *,
     exact: Exactness = "full",
     budget: int = 1 << 20,
+    files: Files | None = None,
 ) -> AsyncIterator[Engine]:
-    """Serve `runner` with a cache of `budget` bytes."""
+    """Serve `runner` with a cache of `budget` bytes, and a disk tier on `files`."""
     served = Served(
         name="world",
         runner=runner,
@@ -61,5 +63,6 @@ async def engine_in(
         budget=budget,
     )
     clock = SteadyClock("the world's", 0.0, world.time)
-    async with Engine.open(settings, served=served, threads=VirtualThreads(world), clock=clock) as engine:
+    threads = VirtualThreads(world)
+    async with Engine.open(settings, served=served, threads=threads, clock=clock, files=files) as engine:
         yield engine
