@@ -65,7 +65,7 @@ class ToolCall(Fields, frozen=True):
 
 class Message(Fields, frozen=True):
     role: Role
-    content: str | list[Part] | None = None
+    content: str | Annotated[list[Part], Meta(max_length=10_000)] | None = None
     name: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None

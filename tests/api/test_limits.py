@@ -11,6 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
 from regrow.api.body import LARGE, VALUES, decode, read_body
+from regrow.api.schema import ChatRequest
 from regrow.api.state import SETTINGS
 from regrow.config import ServerSettings
 from regrow.errors import BadRequest
@@ -113,3 +114,11 @@ def test_a_body_of_millions_of_values_is_refused_before_it_is_decoded(value: str
 def test_a_text_of_twenty_megabytes_is_no_such_body() -> None:
     text = "The quick brown fox, as they say, jumps over [the] lazy dog.\n" * 330_000
     assert len(decode(msgspec.json.encode({"text": text}), Noted).text) > 20_000_000
+
+
+def test_a_message_of_thousands_of_parts_is_refused() -> None:
+    part = {"type": "text", "text": "x"}
+    body = chat_body(messages=[{"role": "user", "content": [part] * 10_001}])
+    with pytest.raises(BadRequest, match="10000") as refused:
+        decode(msgspec.json.encode(body), ChatRequest)
+    assert refused.value.param == "messages[0].content"
