@@ -37,7 +37,8 @@ async def access(request: web.Request, handler: Handler) -> web.StreamResponse:
     finally:
         line = log.debug if request.path in QUIET else log.info
         ms = round((time.monotonic() - begun) * 1e3, 1)
-        line("http", method=request.method, path=request.path, status=status, ms=ms)
+        path = request.rel_url.raw_path  # as it was sent: decoded it may hold control characters
+        line("http", method=request.method, path=path, status=status, ms=ms)
     return response
 
 

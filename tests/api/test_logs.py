@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import structlog
+from yarl import URL
 
 from regrow.api.logs import configure_logs
 from tests.actors.world import House, house
@@ -53,6 +54,18 @@ async def test_a_request_is_one_line_with_its_facts_and_no_text(
         "request_id": "mine",
         "request": "run-0",
     }
+
+
+async def test_a_path_cannot_forge_lines_nor_paint_the_terminal(
+    start: Start, engine: StubEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_logs("info", as_json=False)
+    served = await start(engine)
+    async with served.http.get(URL("/v1/%0A2026%1B%5B31m", encoded=True)) as response:
+        assert response.status == 404
+    err = capsys.readouterr().err
+    assert "path=/v1/%0A2026%1B%5B31m" in err
+    assert err.count("\n") == 1
 
 
 async def test_a_client_that_leaves_at_the_last_event_has_had_its_answer(
