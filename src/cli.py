@@ -127,6 +127,7 @@ SERVE = {
         Option("api-key-file", "api_key_file", PATH, None, "a file with such keys, one a line", "none"),
         ALLOW_OPEN,
         _setting("cors", NAMES, "origins whose pages may use the server; * = any", "none"),
+        _setting("keep-stamps", SWITCH, "leave the stamps of agents in system prompts (/v1/messages)"),
         _setting("queue", NATURAL, "requests that may wait for a slot"),
         _setting("deadline", DEADLINE, "seconds that a request may take, waiting included", "none"),
         _setting("keepalive-s", real(0.1, 3600), "seconds of silence before a stream gets a comment"),

@@ -142,13 +142,15 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The answer is complete. `text` is what was still held back; append it."""
+    """The answer is complete. `text` is what was still held back; append it. stop_string: the one that ended
+    it, where one did."""
 
     at: float
     reason: FinishReason
     text: str
     usage: Usage
     reuse: Reuse
+    stop_string: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,4 +112,5 @@ class Serving:
         if self.error is not None:
             admit.run.end(Failed(now, self.error, usage, reuse))
         else:
-            admit.run.end(Finished(now, self.reason or "stop", self.tail, usage, reuse))
+            stop_string = self.stops.found if self.reason == "stop" else None
+            admit.run.end(Finished(now, self.reason or "stop", self.tail, usage, reuse, stop_string))

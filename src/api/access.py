@@ -12,7 +12,7 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from regrow.api.errors import response_of
+from regrow.api.errors import message_response, response_of
 from regrow.errors import RegrowError
 
 QUIET = frozenset({"/health", "/ready"})
@@ -48,10 +48,14 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
     except ConnectionResetError:
         raise
     except (RegrowError, web.HTTPException) as error:
-        return response_of(error)
+        return _told(request, error)
     except Exception as error:
         log.exception("unexpected error")
-        return response_of(error)
+        return _told(request, error)
+
+
+def _told(request: web.Request, error: Exception) -> web.Response:
+    return (message_response if request.path.startswith("/v1/messages") else response_of)(error)
 
 
 async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:

@@ -10,9 +10,11 @@ from regrow.api.port import StillLoading
 from regrow.errors import (
     ActorDown,
     BadRequest,
+    ContextLengthExceeded,
     DeadlineExceeded,
     DeviceFailed,
     Draining,
+    FormBroken,
     ModelNotFound,
     NonFiniteLogits,
     Overloaded,
@@ -51,6 +53,7 @@ ANSWERS: dict[type[RegrowError], Answer] = {
     ModelNotFound: Answer(404, "invalid_request_error", "model_not_found"),
     Overloaded: Answer(429, "rate_limit_error", "overloaded"),
     NonFiniteLogits: Answer(500, "server_error", "non_finite_logits"),
+    FormBroken: Answer(500, "server_error", "form_broken"),
     VerifyFailed: Answer(500, "server_error", "verify_failed"),
     SlowConsumer: Answer(503, "server_error", "slow_consumer"),
     Cancelled: Answer(503, "server_error", "cancelled", 1),
@@ -61,6 +64,15 @@ ANSWERS: dict[type[RegrowError], Answer] = {
     DeadlineExceeded: Answer(504, "server_error", "deadline_exceeded"),
 }
 UNEXPECTED = Answer(500, "server_error", "internal_error")
+MESSAGE_ERRORS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
 
 
 def answer_for(error: RegrowError) -> Answer:
@@ -87,6 +99,38 @@ def body_of(error: Exception) -> dict[str, dict[str, str | None]]:
         return error_body(str(error), answer.type, error.param, error.code)
     param = "model" if isinstance(error, ModelNotFound) else None
     return error_body(str(error), answer.type, param, answer.code)
+
+
+def message_error(error: Exception) -> dict[str, object]:
+    """Return any error as Anthropic's clients know it. Agents read how a prompt that is too long is told, and
+    then shorten it or ask for less."""
+    answer = answer_for(error) if isinstance(error, RegrowError) else UNEXPECTED
+    message = str(body_of(error)["error"]["message"])
+    if isinstance(error, ContextLengthExceeded):
+        prompt, answer_, limit = error.prompt, error.max_tokens, error.context
+        message = f"prompt is too long: {prompt} tokens > {limit} maximum"
+        if prompt < limit:
+            message = (
+                f"input length and `max_tokens` exceed context limit: {prompt} + {answer_} > {limit}, "
+                "decrease input length or `max_tokens` and try again"
+            )
+    return message_error_body(answer.status, message)
+
+
+def message_error_body(status: int, message: str) -> dict[str, object]:
+    kind = MESSAGE_ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def message_response(error: Exception) -> web.Response:
+    """Return what `response_of` does, in Anthropic's shape."""
+    response = response_of(error)
+    if isinstance(error, web.HTTPException):
+        body = message_error_body(error.status, error.text or error.reason)
+    else:
+        body = message_error(error)
+    response.body = msgspec.json.encode(body)
+    return response
 
 
 def response_of(error: Exception) -> web.Response:

@@ -7,6 +7,8 @@ in it does not exist.
 from regrow.api.cache import delete_cache, delete_root, get_cache, get_original
 from regrow.api.chat import chat_completions
 from regrow.api.completions import completions
+from regrow.api.messages import count_tokens, messages
+from regrow.api.messages_schema import CountRequest, MessagesRequest
 from regrow.api.models import get_model, list_models
 from regrow.api.openapi import openapi
 from regrow.api.route import Route
@@ -24,6 +26,10 @@ from regrow.api.tokens import apply_template, detokenize, tokenize
 ROUTES = (
     Route("POST", "/v1/chat/completions", chat_completions, "Answer a chat", ChatRequest),
     Route("POST", "/v1/completions", completions, "Continue prompts as they are", CompletionRequest),
+    Route("POST", "/v1/messages", messages, "Answer a chat, as Anthropic does", MessagesRequest),
+    Route(
+        "POST", "/v1/messages/count_tokens", count_tokens, "Count a prompt, as Anthropic does", CountRequest
+    ),
     Route("POST", "/tokenize", tokenize, "Show the tokens of a text or a chat", TokenizeRequest),
     Route("POST", "/detokenize", detokenize, "Show the text of tokens", DetokenizeRequest),
     Route("POST", "/apply-template", apply_template, "Show the prompt that a chat becomes", TemplateRequest),

@@ -42,17 +42,18 @@ class EventStream:
         self._keeper.cancel()
         await asyncio.wait([self._keeper])
 
-    async def send(self, data: bytes) -> None:
-        """Write one event; `data` is a single line."""
-        await self._write(b"data: %b\n\n" % data)
+    async def send(self, data: bytes, event: str | None = None) -> None:
+        """Write one event, with its name where it has one; `data` is a single line."""
+        named = b"" if event is None else b"event: %b\n" % event.encode()
+        await self._write(b"%bdata: %b\n\n" % (named, data))
 
-    async def end(self, data: bytes) -> None:
+    async def end(self, data: bytes, event: str | None = None) -> None:
         """Write the last event and the end of the body. A client may leave once it has the event, so the
         handler has nothing left to wait for then."""
         async with self._lock:  # never cancel the keeper inside a write
             self._keeper.cancel()
         await asyncio.wait([self._keeper])
-        await self.send(data)
+        await self.send(data, event)
         await self.response.write_eof()
 
     async def _write(self, frame: bytes) -> None:

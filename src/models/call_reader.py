@@ -1,5 +1,6 @@
 """What the readers of all tool-call formats share; and the reader of an answer that calls nothing."""
 
+import json
 from collections.abc import Iterator, Mapping
 
 from regrow.models.deltas import CallArguments, CallEnd, CallStart, Content, Delta
@@ -50,6 +51,12 @@ class CallReader(PieceReader):
             if self._ended:
                 return
             yield None
+
+
+def json_text(value: object) -> str:
+    """Return a value as JSON that can be sent: halves of characters, which a model may write, are escaped."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    return json.dumps(value) if any("\ud800" <= character <= "\udfff" for character in text) else text
 
 
 class ProseReader(CallReader):

@@ -7,7 +7,7 @@ its object is complete.
 import json
 import re
 
-from regrow.models.call_reader import CallReader
+from regrow.models.call_reader import CallReader, json_text
 from regrow.models.deltas import CallArguments, CallEnd, CallStart
 from regrow.models.piece_reader import Steps
 
@@ -99,7 +99,7 @@ class JsonReader(CallReader):
         if isinstance(arguments, str):
             arguments = _loaded(arguments)
         if isinstance(name, str) and name and isinstance(arguments, dict):
-            yield from self._whole_call(name, json.dumps(arguments, ensure_ascii=False))
+            yield from self._whole_call(_sendable(name), json_text(arguments))
             return True
         yield self._no_call(opened + text)
         return False
@@ -144,12 +144,21 @@ class LlamaReader(JsonReader):
 def _name(string: str) -> str:
     """Return what a JSON string says; one with a wrong escape says what stands there."""
     said = _loaded(string)
-    return said if isinstance(said, str) else string[1:-1]
+    return _sendable(said if isinstance(said, str) else string[1:-1])
+
+
+def _sendable(name: str) -> str:
+    """Return a name without halves of characters."""
+    return name.encode(errors="replace").decode()
+
+
+def _no_number(text: str) -> object:
+    raise ValueError(text)
 
 
 def _loaded(text: str) -> object:
     """Return what a JSON text holds; None where it is none."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError):
         return None

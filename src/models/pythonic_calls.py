@@ -4,9 +4,8 @@ A call is told once its closing bracket is there: only then its arguments can be
 """
 
 import ast
-import json
 
-from regrow.models.call_reader import CallReader
+from regrow.models.call_reader import CallReader, json_text
 from regrow.models.deltas import Content
 from regrow.models.piece_reader import Steps
 
@@ -89,4 +88,4 @@ def _call(text: str) -> tuple[str, str]:
         if given.arg is None:
             raise ValueError("arguments are not spelled out")
         arguments[given.arg] = ast.literal_eval(_Json().visit(given.value))
-    return ast.unparse(node.func), json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    return ast.unparse(node.func), json_text(arguments)

@@ -9,7 +9,8 @@ class StopMatcher:
     """Finds stop strings in a text that comes in pieces; how it is cut into pieces changes nothing.
 
     The answer ends with the first character that completes a stop string, the longest one where several end
-    there. Text that may still become a stop string is held back; a stop string is never given out.
+    there. Text that may still become a stop string is held back; a stop string is never given out. found:
+    the one that was met.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
@@ -18,6 +19,7 @@ class StopMatcher:
         self._strings = tuple(strings)
         self._held = ""
         self._stopped = False
+        self.found: str | None = None
 
     def feed(self, piece: str) -> tuple[str, bool]:
         """Return the text that can be shown now, and whether the answer ends; later pieces are dropped."""
@@ -26,8 +28,9 @@ class StopMatcher:
         text = self._held + piece
         found = [(place + len(s), place) for s in self._strings if (place := text.find(s)) >= 0]
         if found:
-            self._held, self._stopped = "", True
-            return text[: min(found)[1]], True
+            end, place = min(found)
+            self._held, self._stopped, self.found = "", True, text[place:end]
+            return text[:place], True
         safe = len(text) - self._open_suffix(text)
         self._held = text[safe:]
         return text[:safe], False

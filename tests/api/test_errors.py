@@ -23,6 +23,7 @@ STATUS = {
     "ModelNotFound": 404,
     "Overloaded": 429,
     "NonFiniteLogits": 500,
+    "FormBroken": 500,
     "VerifyFailed": 500,
     "SlowConsumer": 503,
     "Cancelled": 503,

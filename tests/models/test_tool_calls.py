@@ -157,6 +157,16 @@ SAMPLES = [
     Sample("lfm2", "<|tool_call_start|>[look(), weather(city='P", [("look", {})]),
     Sample("lfm2", "<|tool_call_start|>[look(1)]<|tool_call_end|>", [], "look(1)]<|tool_call_end|>"),
     Sample("lfm2", "<|tool_call_start|>none", [], "<|tool_call_start|>none"),
+    Sample(
+        "lfm2", r"<|tool_call_start|>[look(city='\ud83d\ude42')]<|tool_call_end|>", [("look", {"city": "🙂"})]
+    ),
+    Sample("lfm2", r"<|tool_call_start|>[look(city='\ud83d')]", [("look", {"city": "\ud83d"})]),
+    Sample("lfm2", "<|tool_call_start|>[look(days=1e999)]", [], "look(days=1e999)]"),
+    Sample(
+        "hermes",
+        r'<tool_call>{"arguments": {"city": "\ud83d"}, "name": "lo\ud83dok"}</tool_call>',
+        [("lo?ok", {"city": "\ud83d"})],
+    ),
 ]
 IDS = [f"{sample.format}-{i}" for i, sample in enumerate(SAMPLES)]
 
@@ -169,6 +179,7 @@ def read(sample: Sample, pieces: list[str], parallel: bool = True) -> list[Delta
 
 def told(parts: Parts) -> tuple[Calls, str, str]:
     calls = [(call.name, json.loads(call.arguments)) for call in parts.calls]
+    assert all((call.name + call.arguments).encode() for call in parts.calls)
     return calls, parts.content, parts.reasoning
 
 
