@@ -23,7 +23,8 @@ class EngineSettings:
     and have rested for over conversation_ttl seconds; data_dir: where is noted which. verify: read again what
     is mounted, and compare (V2). cache_dir: where conversations and roots are kept across restarts, up to
     cache_disk_gib GiB; None keeps nothing. deadline: seconds that any request may take. ask_deadline_s bounds
-    every ask between actors. debug: check integrity after every step.
+    every ask between actors. save_after_s: how long a session is idle before it is written to disk (D5).
+    debug: check integrity after every step.
     """
 
     model: str = "demo"
@@ -49,6 +50,7 @@ class EngineSettings:
     deadline: float | None = None
     event_buffer: int = 4096
     ask_deadline_s: float = 60.0
+    save_after_s: float = 1.0
     drain_s: float = 30.0
     repack_cold: bool = False
     conversation_ttl: float = 600.0

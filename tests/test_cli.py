@@ -99,6 +99,7 @@ def test_every_setting_for_users_has_an_option() -> None:
     fields = {f.name for kind in (EngineSettings, ServerSettings) for f in dataclasses.fields(kind)}
     assert fields - {option.field for option in cli.all_options(cli.SERVE)} == {
         "ask_deadline_s",
+        "save_after_s",
         "body_limit",
         "body_s",
         "debug",

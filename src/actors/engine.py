@@ -68,7 +68,6 @@ from regrow.store.files import Files
 
 log = structlog.get_logger(__name__)
 MAILBOX = 4096
-SAVE_AFTER_S = 1.0  # a session is written to disk once it was idle for so long (D5)
 WRITE_OUT_S = 15.0  # at the end what is not on disk yet gets so long
 Watcher = Callable[[str, Event], None]
 
@@ -482,7 +481,8 @@ class Engine:
             request.end(ActorDown(reason), now, self.info.exact)
 
     def _save_later(self, slot: int, message: object) -> None:
-        asyncio.get_running_loop().call_later(SAVE_AFTER_S, self.slots[slot].tell, message)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.settings.save_after_s, self.slots[slot].tell, message)
 
     async def _write_out(self) -> None:
         """Bring to disk what is not there yet."""
