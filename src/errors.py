@@ -30,8 +30,9 @@ class ContextLengthExceeded(BadRequest):
 class TooManyTokens(BadRequest):
     """A text has more tokens than were wanted of it: `tokens`."""
 
-    def __init__(self, tokens: int, most: int, param: str) -> None:
-        super().__init__(f"{param}: it has {tokens} tokens, and at most {most} are read", param=param)
+    def __init__(self, tokens: int, most: int, param: str = "prompt") -> None:
+        message = f"{param}: it has {tokens} tokens, and at most {most} are read"
+        super().__init__(message, param=param, code="too_many_tokens")
         self.tokens = tokens
 
 

@@ -6,9 +6,9 @@ import pytest
 from aiohttp import web
 
 from regrow import errors
-from regrow.api.errors import ANSWERS, Cancelled, Refused, answer_for, body_of, response_of
+from regrow.api.errors import ANSWERS, Cancelled, Refused, Unauthorized, answer_for, body_of, response_of
 from regrow.api.port import StillLoading
-from regrow.errors import BadRequest, ContextLengthExceeded, Overloaded, RegrowError
+from regrow.errors import BadRequest, ContextLengthExceeded, Overloaded, RegrowError, TooManyTokens
 
 AT_START = (errors.ModelRefused, errors.BadConfig)  # these end the server before it serves
 OF_A_REQUEST = [
@@ -19,6 +19,8 @@ OF_A_REQUEST = [
 STATUS = {
     "BadRequest": 400,
     "ContextLengthExceeded": 400,
+    "TooManyTokens": 400,
+    "Unauthorized": 401,
     "Refused": 403,
     "ModelNotFound": 404,
     "Overloaded": 429,
@@ -35,9 +37,12 @@ STATUS = {
 }
 
 
-@pytest.mark.parametrize("kind", [*OF_A_REQUEST, Refused, Cancelled, StillLoading])
+ARGUMENTS = {ContextLengthExceeded: (1, 2, 3), TooManyTokens: (1, 2)}
+
+
+@pytest.mark.parametrize("kind", [*OF_A_REQUEST, Refused, Unauthorized, Cancelled, StillLoading])
 def test_an_error_of_a_request_has_its_status(kind: type[RegrowError]) -> None:
-    error = kind(1, 2, 3) if kind is ContextLengthExceeded else kind("the reason")
+    error = kind(*ARGUMENTS.get(kind, ("the reason",)))
     response = response_of(error)
     told = json.loads(response.body)["error"]
     assert response.status == STATUS[kind.__name__]
