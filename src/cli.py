@@ -56,6 +56,7 @@ MODEL = _setting(
 )
 CONFIG = Option("config", "config", PATH, None, "a TOML file with options by name", "none")
 MODEL_DIR = _setting("model-dir", PATH, "where fetched and converted models are kept", "~/.cache/regrow")
+CACHE_DIR = _setting("cache-dir", PATH, "where conversations and roots are kept across restarts", "nowhere")
 CHAT_TEMPLATE = _setting(
     "chat-template", text("FILE"), "a Jinja template, or the path of its file", "the model's"
 )
@@ -111,7 +112,7 @@ SERVE = {
             "when a root gets cells of its own; auto = in need",
         ),
         _setting("cache-mib", whole(0, auto=True), "budget of all that is kept", "a quarter of the memory"),
-        _setting("cache-dir", PATH, "where conversations and roots are kept across restarts", "nowhere"),
+        CACHE_DIR,
         _setting("cache-disk-gib", real(0, auto=True), "budget of that directory", "half of what is free"),
         _setting("verify", VERIFY, "reread = read again what was mounted, and compare"),
         _setting(
@@ -143,6 +144,7 @@ CHAT = {
         CONFIG,
     )
 }
+CACHE = {"cache": (CACHE_DIR, CONFIG)}
 MODELS = {"models": (MODEL_DIR, CONFIG)}
 DOCTOR = {"model": (CHAT_TEMPLATE, MODEL_DIR, CONFIG)}
 BENCHES = {
@@ -229,6 +231,11 @@ def build_parser() -> Parser:
     about = "relay a provider's API, and shorten prompts whose cached prefix has expired"
     add_options(command("relay", about, _relay), RELAY)
     add_options(command("chat", "chat with a server in the terminal", _chat), CHAT)
+    about = "show, check or remove what a cache directory holds"
+    cache = command("cache", about, _cache, "{ls,verify,rm} [options] [NAME ...]")
+    cache.add_argument("action", choices=("ls", "verify", "rm"), help="rm takes names, all, or broken")
+    cache.add_argument("names", nargs="*", metavar="NAME", help="which records to remove")
+    add_options(cache, CACHE)
     add_options(command("models", "show what can be loaded", _models), MODELS)
     about = "show what was found on this machine and what will be used for a model"
     doctor = command("doctor", about, _doctor, "[options] [MODEL]")
@@ -338,6 +345,31 @@ def _chat(arguments: argparse.Namespace) -> int:
     from regrow.api.terminal import chat
 
     return chat(values["url"], values["system"], next(iter(values["api_keys"]), None))
+
+
+def _cache(arguments: argparse.Namespace) -> int:
+    directory = values_of(CACHE, arguments)["cache_dir"]
+    if directory is None:
+        raise BadConfig("cache: give the directory with --cache-dir")
+    if bool(arguments.names) != (arguments.action == "rm"):
+        raise BadConfig("cache: rm takes names of records, or all, or broken; ls and verify take none")
+    from regrow.api.logs import configure_logs
+    from regrow.store.listing import HEADS, Listing
+
+    configure_logs("error", as_json=False)
+    listing = Listing(directory)
+    try:
+        if arguments.action == "ls":
+            return _print_rows(HEADS, listing.rows())
+        if arguments.action == "rm":
+            return _print(f"removed: {listing.remove(arguments.names)}")
+        broken = list(listing.verify())
+        if not broken:
+            return _print("every record is as it was written")
+        _print_rows(HEADS, broken)
+        return FAILED
+    finally:
+        listing.close()
 
 
 def _models(arguments: argparse.Namespace) -> int:

@@ -49,6 +49,23 @@ class Device(Figures, frozen=True):
     counters: Counters = Counters()
 
 
+class Disk(Figures, frozen=True):
+    state: str = "on"
+    records: int = 0
+    used: int = 0
+    set_aside: int = 0
+    written_bytes: int = 0
+    written_s: float = 0.0
+    restored_bytes: int = 0
+    restored_s: float = 0.0
+    failed: int = 0
+
+
+class DiskTier(Figures, frozen=True):
+    budget: int = 0
+    counters: Disk = Disk()
+
+
 class Mailbox(Figures, frozen=True):
     name: str
     restarts: int = 0
@@ -63,13 +80,14 @@ class Status(Figures, frozen=True):
     roots: list[object] = []
     device: Device = Device()
     mailboxes: list[Mailbox] = []
+    disk: DiskTier | None = None
 
 
 def exposition(status: object, model: str) -> bytes:
     """Return the figures of an engine's status in Prometheus's text format."""
     told = msgspec.convert(msgspec.to_builtins(status), Status)
     registry = CollectorRegistry()
-    registry.register(_Told([*_load(told.engine, model), *_cache(told), *_device(told)]))
+    registry.register(_Told([*_load(told.engine, model), *_cache(told), *_device(told), *_disk(told.disk)]))
     return generate_latest(registry)
 
 
@@ -115,6 +133,22 @@ def _device(told: Status) -> Iterator[Metric]:
     yield _counter("actor_restarts", "Times an actor was started afresh", "actor", restarts)
     waiting = {box.name: box.waiting for box in told.mailboxes}
     yield _gauge("actor_mailbox", "Messages that wait for an actor", "actor", waiting)
+
+
+def _disk(tier: DiskTier | None) -> Iterator[Metric]:
+    """The disk tier, where there is one."""
+    if tier is None:
+        return
+    disk = tier.counters
+    yield GaugeMetricFamily("regrow_disk_writable", "Whether records can be written", disk.state == "on")
+    yield GaugeMetricFamily("regrow_disk_used_bytes", "Bytes of the files in the cache directory", disk.used)
+    yield GaugeMetricFamily("regrow_disk_budget_bytes", "Bytes that they may have", tier.budget)
+    yield _gauge("disk_records", "Files", "state", {"used": disk.records, "set aside": disk.set_aside})
+    nbytes = {"written": disk.written_bytes, "restored": disk.restored_bytes}
+    yield _counter("disk_bytes", "Bytes of records", "way", nbytes)
+    seconds = {"written": disk.written_s, "restored": disk.restored_s}
+    yield _counter("disk_seconds", "Seconds that these took", "way", seconds)
+    yield CounterMetricFamily("regrow_disk_failures", "Records that could not be written", disk.failed)
 
 
 def _counter(name: str, about: str, label: str, values: Mapping[str, float]) -> Metric:

@@ -100,6 +100,15 @@ class Records:
         return sum(facts.size for facts in self._facts.values())
 
     @property
+    def names(self) -> list[str]:
+        """All files, those included that are not used."""
+        return list(self._facts)
+
+    def find(self, name: str) -> Stored | None:
+        """Return what a file that can be read holds."""
+        return self._stored.get(name)
+
+    @property
     def files_aside(self) -> list[str]:
         return [name for name in self._facts if name.endswith(ASIDE)]
 
@@ -200,7 +209,7 @@ class Records:
                     read[key] = [self._tensor(file, region, header.sums[region.name]) for region in own]
             except (Broken, OtherVersion, KeyError, OSError) as error:
                 self.set_aside(file, str(error))
-                raise Broken(f"{file}: {error}") from None
+                raise Broken(str(error) if file == name else f"{file}: {error}") from None
         for file in {name, *by_file}:
             with suppress(OSError):
                 self.files.touch(file)

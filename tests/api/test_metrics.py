@@ -130,6 +130,22 @@ async def test_a_scrape_tells_of_the_engines_own_figures(start: Start) -> None:
     assert told["regrow_actor_mailbox", "slot-0"] == 2
 
 
+async def test_a_scrape_tells_of_the_disk_tier_where_there_is_one(start: Start) -> None:
+    engine = StubEngine()
+    assert ("regrow_disk_used_bytes",) not in await scraped(await start(engine))
+    counters = {"state": "read only", "records": 3, "used": 40, "set_aside": 1, "failed": 2}
+    counters |= {"written_bytes": 50, "written_s": 0.5, "restored_bytes": 60, "restored_s": 0.25}
+    engine.doing = {"disk": {"budget": 100, "counters": counters}}
+    told = await scraped(await start(engine))
+    assert told[("regrow_disk_writable",)] == 0
+    assert told[("regrow_disk_used_bytes",)] == 40
+    assert told[("regrow_disk_budget_bytes",)] == 100
+    assert told["regrow_disk_records", "set aside"] == 1
+    assert told["regrow_disk_bytes_total", "restored"] == 60
+    assert told["regrow_disk_seconds_total", "written"] == 0.5
+    assert told[("regrow_disk_failures_total",)] == 2
+
+
 async def test_before_the_model_is_loaded_a_scrape_is_a_503(start: Start) -> None:
     served = await start(None)
     async with served.http.get("/metrics") as response:
