@@ -11,6 +11,8 @@ from regrow.api.keys import Keys, keyed
 from regrow.api.models import served_names
 from regrow.api.openapi import document
 from regrow.api.port import EnginePort, Gate
+from regrow.api.responses.routes import BACKGROUND, end_background
+from regrow.api.responses.store import STORE, ResponseStore
 from regrow.api.routes import ROUTES
 from regrow.api.socket import SOCKETS, close_sockets
 from regrow.api.state import GATE, KEYS, OPENAPI, SETTINGS
@@ -31,11 +33,13 @@ def make_app(engine: EnginePort | None, settings: ServerSettings) -> web.Applica
         app[GATE].open(engine, served_names(engine.info, settings)[0])
     app[SETTINGS] = settings
     app[SOCKETS] = set()
+    app[STORE] = ResponseStore()
+    app[BACKGROUND] = set()
     app[KEYS] = keys
     app[OPENAPI] = document(ROUTES)
     app.on_response_prepare.append(add_request_id)
     app.on_response_prepare.append(shows(settings.cors))
-    app.on_shutdown.append(close_sockets)
+    app.on_shutdown.extend((close_sockets, end_background))
     app.cleanup_ctx.append(_loop_lag)
     app.add_routes(web.route(route.method, route.path, route.handler) for route in ROUTES)
     return app

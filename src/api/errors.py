@@ -36,6 +36,10 @@ class Cancelled(RegrowError):
     """The answer was ended early, and not by the client that waits for it."""
 
 
+class ResponseNotFound(RegrowError):
+    """No response of this id is kept."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """How one kind of error is told. `retry_after` in seconds, where trying again makes sense."""
@@ -51,6 +55,7 @@ ANSWERS: dict[type[RegrowError], Answer] = {
     Unauthorized: Answer(401, "authentication_error", "invalid_api_key"),
     Refused: Answer(403, "invalid_request_error", "refused"),
     ModelNotFound: Answer(404, "invalid_request_error", "model_not_found"),
+    ResponseNotFound: Answer(404, "invalid_request_error", "response_not_found"),
     Overloaded: Answer(429, "rate_limit_error", "overloaded"),
     NonFiniteLogits: Answer(500, "server_error", "non_finite_logits"),
     FormBroken: Answer(500, "server_error", "form_broken"),
@@ -81,6 +86,11 @@ def answer_for(error: RegrowError) -> Answer:
         if found := ANSWERS.get(ancestor):
             return found
     return UNEXPECTED
+
+
+def status_of(error: Exception) -> int:
+    """Return the HTTP status of any error."""
+    return answer_for(error).status if isinstance(error, RegrowError) else UNEXPECTED.status
 
 
 def error_body(

@@ -11,6 +11,16 @@ from regrow.api.messages import count_tokens, messages
 from regrow.api.messages_schema import CountRequest, MessagesRequest
 from regrow.api.models import get_model, list_models
 from regrow.api.openapi import openapi
+from regrow.api.responses.routes import (
+    cancel_response,
+    count_input_tokens,
+    create_response,
+    delete_response,
+    get_response,
+    list_input_items,
+)
+from regrow.api.responses.schema import ResponsesRequest
+from regrow.api.responses.socket import responses_socket
 from regrow.api.route import Route
 from regrow.api.schema import (
     ChatRequest,
@@ -33,6 +43,13 @@ ROUTES = (
     Route("POST", "/tokenize", tokenize, "Show the tokens of a text or a chat", TokenizeRequest),
     Route("POST", "/detokenize", detokenize, "Show the text of tokens", DetokenizeRequest),
     Route("POST", "/apply-template", apply_template, "Show the prompt that a chat becomes", TemplateRequest),
+    Route("POST", "/v1/responses", create_response, "Make a response", ResponsesRequest),
+    Route("POST", "/v1/responses/input_tokens", count_input_tokens, "Count tokens", ResponsesRequest),
+    Route("GET", "/v1/responses", responses_socket, "Make responses over a WebSocket", keyless=True),
+    Route("GET", "/v1/responses/{id}", get_response, "Show a response"),
+    Route("DELETE", "/v1/responses/{id}", delete_response, "Forget a response"),
+    Route("POST", "/v1/responses/{id}/cancel", cancel_response, "End a response early"),
+    Route("GET", "/v1/responses/{id}/input_items", list_input_items, "List what a response was made from"),
     Route("GET", "/v1/stream", stream, "Chat over a WebSocket, many requests at a time", keyless=True),
     Route("GET", "/v1/models", list_models, "List what is served"),
     Route("GET", "/v1/models/{name:.+}", get_model, "Show one model"),

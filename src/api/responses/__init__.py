@@ -1,0 +1,1 @@
+"""The Responses API: create, stream, continue, over HTTP and over a WebSocket."""
