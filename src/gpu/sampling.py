@@ -26,13 +26,10 @@ def uniform(seed: int, counter: int) -> float:
 
 
 def draw(row: Row, logits: torch.Tensor) -> int | None:
-    """Return the next token of `row` from its logits [vocab]; None where they are not finite, or none is
-    allowed."""
+    """Return the next token of `row` from its logits [vocab]; None where they are not finite."""
     if not bool(torch.isfinite(logits).all()):
         return None
     scores = adjust(row, logits)
-    if row.mask is not None and bool(scores.max() == -math.inf):
-        return None  # the grammar came to no end, or was too much for its matcher
     if row.sampling.temperature <= 0:
         return int(scores.argmax())
     tokens, weights = kept(scores, row.sampling)

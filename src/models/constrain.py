@@ -7,12 +7,14 @@ matcher of its own, so the rows of a step do not touch each other.
 A model that thinks may do so first: inside its thinking tags nothing is forbidden.
 """
 
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
+import numpy.typing as npt
 import structlog
 import torch
 from llguidance import LLMatcher, LLTokenizer
@@ -55,6 +57,7 @@ class Grammars:
             self._matcher(request, answer),
             self._worker,
             self._tokenizer.token_bytes,
+            sorted(self._tokenizer.eos_ids),
             tags if thinks or opening is not None else None,
             opening,
         )
@@ -81,14 +84,19 @@ class Grammars:
             found = self._compiled.get(grammar)
             if found is None:
                 found = LLMatcher(self._tokens(), LLMatcher.grammar_from_lark(grammar), log_level=0)
-                if found.is_error():
-                    reason = " ".join(found.get_error().split())[:500]
+                if found.is_error() or not self._begins(found.deep_copy()):
+                    reason = _reason(found.get_error()) or "no answer can be of this form"
                     raise BadRequest(f"{field}: {reason}", param=field, code="unsupported_schema")
                 self._compiled[grammar] = found
                 if len(self._compiled) > KEPT:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(grammar)
             return found.deep_copy()
+
+    def _begins(self, matcher: LLMatcher) -> bool:
+        """Whether any answer can begin with more than white space."""
+        first = _allowed(matcher).nonzero()[0].tolist()
+        return any(self._tokenizer.token_bytes(token).strip() for token in first)
 
     def _tokens(self) -> LLTokenizer:
         if self._trie is None:
@@ -106,7 +114,7 @@ class Grammars:
 
 
 class GrammarMask:
-    """Of one request. spell: the bytes of a token. tags: of a model that is thinking, or may begin to with
+    """Of one request. spell: the bytes of a token. ends: tokens that end an answer. tags: of a model that is thinking, or may begin to with
     the token `opening`."""
 
     def __init__(
@@ -114,10 +122,12 @@ class GrammarMask:
         matcher: LLMatcher,
         worker: ThreadPoolExecutor,
         spell: Callable[[int], bytes],
+        ends: Sequence[int],
         tags: ThinkingTags | None,
         opening: int | None,
     ) -> None:
         self._matcher = matcher
+        self._ends = ends
         self._worker = worker
         self._spell = spell
         self._close = b"" if tags is None else tags.close.encode()
@@ -152,11 +162,25 @@ class GrammarMask:
     def _work_out(self, *drawn: int) -> torch.Tensor:
         """Return which tokens are forbidden after the next ones, bool [vocab]; runs on the worker."""
         self._matcher.consume_tokens(list(drawn))
-        allowed = np.unpackbits(np.frombuffer(self._matcher.compute_bitmask(), np.uint8), bitorder="little")
-        if self._matcher.is_error():  # it has met a limit of its own: the request fails, and nothing else
-            log.warning("structured output failed", reason=self._matcher.get_error())
-            return torch.ones(len(allowed), dtype=torch.bool)
+        allowed = _allowed(self._matcher)
+        if (
+            self._matcher.is_error() or not allowed.any()
+        ):  # a dead end, or a limit of the matcher: the answer ends, not as it should
+            log.warning("structured output broke off", reason=self._matcher.get_error())
+            allowed[self._ends] = 1
         return torch.from_numpy(allowed == 0)
+
+
+def _allowed(matcher: LLMatcher) -> npt.NDArray[np.uint8]:
+    """Return 1 for each token that may come next, else 0, [vocab]."""
+    return np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+
+
+def _reason(error: str) -> str:
+    """Return what llguidance says is wrong, without where that stands in the grammar that was made."""
+    return re.sub(r"(?s)\A(at \d+\(\d+\): )?(failed to compile JSON schema: )?|\n\s*\d+ \| .*", "", error)[
+        :500
+    ]
 
 
 def _name(tool: object) -> object:

@@ -129,5 +129,6 @@ UNSUPPORTED: dict[str, Schema] = {
     "retrieving": {"$ref": "https://example.com/schema.json"},
     "oneOf": {"oneOf": [{"type": "integer"}, {"type": "number"}]},
     "Invalid type": {"type": "strin"},
+    "no answer": {"$ref": "#"},
     "minLength": {"type": "string", "minLength": 5, "maxLength": 3},
 }
