@@ -15,7 +15,7 @@ from tests.world.engine import CHUNK
 from tests.world.fake_runner import Costs
 from tests.world.loop import VirtualLoop, run_world
 from tests.world.tokenizer import world_tokenizer
-from tests.world.wire import DONE, KEEP_ALIVE, Call, Site, site
+from tests.world.wire import DONE, KEEP_ALIVE, ROUTES, Call, Site, site
 
 MINUTE = 60.0
 SLOW = Costs(read=MINUTE, token=0.0, step=2**-5)
@@ -81,6 +81,48 @@ def test_no_stream_is_silent_for_longer_than_the_interval_while_chunks_take_a_mi
         assert len(queued.times_of(KEEP_ALIVE)) > len(reading.times_of(KEEP_ALIVE))
 
     in_world(scenario, slots=1, costs=SLOW)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_the_streams_of_every_route_are_kept_alive_and_end_properly(route: str) -> None:
+    async def scenario(_: House, server: Site) -> None:
+        calls = [server.stream(route, text * CHUNK) for text in "xy"]
+        for call in await server.ends(calls):
+            assert call.status == 200
+            assert longest_silence(call) <= 5.0
+            assert len(call.times_of(KEEP_ALIVE)) >= MINUTE / 5 - 2
+            assert ROUTES[route] in call.blocks[-1][1]
+
+    in_world(scenario, seeds=SEEDS[:2], slots=1, costs=SLOW)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("route", ROUTES)
+def test_who_leaves_is_noticed_on_every_route(route: str, stream: bool) -> None:
+    async def scenario(house: House, server: Site) -> None:
+        left = [server.stream(route, text * 3 * CHUNK, 2000, stream) for text in "xy"]
+        await asyncio.sleep(MINUTE / 2)
+        for call in left:
+            call.leave()
+        await asyncio.sleep(MINUTE)
+        assert not house.requests
+        assert read_tokens(house) <= CHUNK
+
+    in_world(scenario, seeds=SEEDS[:2], slots=1, costs=SLOW)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_drain_ends_what_runs_on_every_route_with_an_error(route: str) -> None:
+    async def scenario(house: House, server: Site) -> None:
+        streamed, whole = [server.stream(route, "hello", 3000, stream) for stream in (True, False)]
+        await asyncio.sleep(0.1)
+        await house.engine.drain()
+        await server.ends([streamed, whole])
+        assert any('"error"' in block or '"failed"' in block for _, block in streamed.blocks)
+        assert whole.status == 503
+        assert int(whole.headers["retry-after"]) > 0
+
+    in_world(scenario, seeds=SEEDS[:2], drain_s=1.0)
 
 
 def test_a_stream_whose_text_is_held_back_is_kept_alive_too() -> None:

@@ -19,6 +19,12 @@ from regrow.config import ServerSettings
 
 KEEP_ALIVE = ": keep-alive"
 DONE = "data: [DONE]"
+ROUTES = {  # the routes that answer, and what the last event of a stream says where the answer is cut off
+    "/v1/chat/completions": "[DONE]",
+    "/v1/completions": "[DONE]",
+    "/v1/messages": "message_stop",
+    "/v1/responses": "response.incomplete",
+}
 
 
 class _Transport(asyncio.Transport):
@@ -160,6 +166,17 @@ class Site:
         messages = [{"role": "user", "content": text}]
         body = {"model": "world", "messages": messages, "max_tokens": 6, "stream": True, "temperature": 0}
         return self.call("POST", "/v1/chat/completions", {**body, **fields})
+
+    def stream(self, route: str, text: str, tokens: int = 6, stream: bool = True) -> Call:
+        """Ask any of the routes that answer (`ROUTES`); returns at once."""
+        messages = [{"role": "user", "content": text}]
+        bodies: dict[str, dict[str, object]] = {
+            "/v1/chat/completions": {"messages": messages, "max_tokens": tokens},
+            "/v1/completions": {"prompt": text, "max_tokens": tokens},
+            "/v1/messages": {"messages": messages, "max_tokens": tokens},
+            "/v1/responses": {"input": text, "max_output_tokens": tokens},
+        }
+        return self.call("POST", route, {"model": "world", "stream": stream, **bodies[route]})
 
     @staticmethod
     async def ends(calls: Sequence[Call]) -> list[Call]:
