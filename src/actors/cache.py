@@ -227,7 +227,7 @@ class CacheActor:
                 )
                 for name, kept in self._parking.conversations.items()
             ),
-            evictions=shelf.evictions,
+            evictions=dict(shelf.evictions),
             refusals=shelf.refusals,
         )
 

@@ -369,7 +369,8 @@ class ParkedReport:
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """What the cache holds: bytes by kind, the budget, entries, evictions and refusals so far."""
+    """What the cache holds: bytes by kind, the budget, entries, evictions by kind and refusals so
+    far."""
 
     budget: int
     used: Mapping[Kind, int]
@@ -378,7 +379,7 @@ class CacheReport:
     pinned: int
     spans: int
     parked: tuple[ParkedReport, ...]
-    evictions: int
+    evictions: Mapping[str, int]
     refusals: int
 
 

@@ -300,5 +300,5 @@ class Parking:
         exclusive = self._shelf.exclusive_bytes()
         for name, kept in self.conversations.items():
             if name not in self._shelf.guarded:
-                unit = Evictable(0, exclusive[name], kept.holder.length, kept.used, kept.uses)
+                unit = Evictable(0, exclusive[name], kept.holder.length, kept.used, kept.uses, "parked")
                 yield unit, partial(self.drop, name)

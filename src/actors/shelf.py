@@ -145,7 +145,7 @@ class Shelf:
         self.buffers: set[int] = set()
         self.leases: dict[int, HolderId] = {}  # reserved for a state that is not there yet
         self.other_evictions: Callable[[], Evictions] = lambda: iter(())
-        self.evictions = 0
+        self.evictions: Counter[str] = Counter()
         self.refusals = 0
         self._withdrawn: list[Span] = []
         self._orphaned_pins: Counter[bytes] = Counter()  # uses of states that are not there any more
@@ -340,7 +340,7 @@ class Shelf:
                 if chosen is None:
                     break
                 next(evict for unit, evict in units if unit is chosen)()
-                self.evictions += 1
+                self.evictions[chosen.kind] += 1
         if size > self.ledger.free:
             self.refusals += 1
             return False
@@ -397,17 +397,17 @@ class Shelf:
         number, fixed, exclusive = itertools.count(), self._fixed(), self.exclusive_bytes()
         for span in self.spans.values():
             if _for_slots_only(span) and not span.pins:
-                unit = Evictable(next(number), self.ledger.size(span.lease), 0, 0, 0)
+                unit = Evictable(next(number), self.ledger.size(span.lease), 0, 0, 0, "cells")
                 yield unit, partial(self._drop_span, span)
         for prefix, state in self.states.items():
             if not state.pins and root_holder(prefix) not in fixed:
                 size = self.ledger.size(state.lease)
-                unit = Evictable(next(number), size, state.saved, state.used, state.uses)
+                unit = Evictable(next(number), size, state.saved, state.used, state.uses, "checkpoint")
                 yield unit, partial(self.evict_state, prefix)
         for prefix, position in self.roots.items():
             if root_holder(prefix) not in fixed:
                 size = max(exclusive[root_holder(prefix)], 1)
-                unit = Evictable(next(number), size, position, self._root_used(prefix), 1)
+                unit = Evictable(next(number), size, position, self._root_used(prefix), 1, "root")
                 yield unit, partial(self.evict_root, prefix)
         for unit, evict in self.other_evictions():
             yield replace(unit, entry=next(number)), evict

@@ -33,7 +33,7 @@ class Queue(Figures, frozen=True):
 class Cache(Figures, frozen=True):
     budget: int = 0
     used: dict[str, int] = {}
-    evictions: int = 0
+    evictions: dict[str, int] = {}
     refusals: int = 0
     parked: list[object] = []
 
@@ -119,7 +119,7 @@ def _cache(told: Status) -> Iterator[Metric]:
     yield GaugeMetricFamily("regrow_cache_budget_bytes", "Bytes that may be kept", cache.budget)
     kept = {"root": len(told.roots), "parked conversation": len(cache.parked)}
     yield _gauge("cache_entries", "System prompts and conversations that are kept", "kind", kept)
-    yield CounterMetricFamily("regrow_evictions", "Entries that had to go", cache.evictions)
+    yield _counter("evictions", "Entries that had to make room for others", "kind", cache.evictions)
     yield CounterMetricFamily("regrow_refusals", "Entries for which no room was made", cache.refusals)
 
 

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Evictable:
-    """An entry that may go: its bytes, the tokens it saves from reading, its last use (a stamp) and uses."""
+    """An entry that may go: its bytes, the tokens it saves from reading, its last use (a stamp) and uses.
+    kind: to be counted by."""
 
     entry: int
     nbytes: int
     saved: int
     used: int
     uses: int
+    kind: str = ""
 
 
 def value(entry: Evictable, now: int) -> float:

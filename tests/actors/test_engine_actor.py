@@ -82,7 +82,15 @@ class Desk:
 
 
 def prepared(text: str) -> Prepared:
-    prepare = Preparer(world_tokenizer(), ChunkTable.uniform(64), Namespace.of("test"), 4096, 6, 0, Grammars(world_tokenizer()))
+    prepare = Preparer(
+        world_tokenizer(),
+        ChunkTable.uniform(64),
+        Namespace.of("test"),
+        4096,
+        6,
+        0,
+        Grammars(world_tokenizer()),
+    )
     return prepare(GenerateRequest(prompt=text, max_tokens=4))
 
 

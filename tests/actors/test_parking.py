@@ -122,7 +122,7 @@ def test_k1_case_24_nine_turns_of_a_sub_agent_leave_one_copy_and_the_parent_whol
     store.check()
     assert store.names == {parent, last}
     assert lent(store, parent, CHAT, CHAT.length)
-    assert store.shelf.evictions == 0
+    assert not store.shelf.evictions
 
 
 def test_k2_a_match_at_the_end_moves_the_conversation_to_the_slot_which_can_park_it_again_for_nothing() -> (
@@ -306,7 +306,7 @@ def test_s3_where_there_is_no_room_parking_is_refused_and_evicts_nothing() -> No
     assert store.park(1, Talk(1, (1, 2, 3, 4))) is None
     store.check()
     assert store.names == {name}
-    assert store.shelf.evictions == 0
+    assert not store.shelf.evictions
 
 
 def test_t2_with_root_cells_never_a_root_gets_none_where_its_conversation_does_not_fit() -> None:
