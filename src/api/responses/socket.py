@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import cast
 
+import structlog
 from aiohttp import web
 
 from regrow.api.body import decoded
@@ -26,6 +27,7 @@ from regrow.errors import BadRequest, Overloaded, RegrowError
 AT_ONCE = 128  # responses of one connection that are asked for and not made yet
 KEPT, KEPT_BYTES = 256, 64 << 20  # responses of one connection
 
+log = structlog.get_logger(__name__)
 Heard = cast(type[Fields], ResponseCreate | ResponseSteer | Auth)
 
 
@@ -82,7 +84,9 @@ class Lanes:
                     await self._answer(lane[0])
                 except ConnectionResetError:
                     raise
-                except RegrowError as error:
+                except Exception as error:
+                    if not isinstance(error, RegrowError):
+                        log.exception("answer failed")
                     await self.socket.send(_error(error, name))
                 lane.popleft()
         finally:
