@@ -67,8 +67,8 @@ class ServerSettings:
 
     api_keys: one of them must be shown with every request; none: anybody is let in. cors: origins whose pages
     may use the server, "*" for any. body_limit in bytes. idle_s: how long a connection may take until the
-    head of a request is there; body_s: until the body is. socket_idle_s: how long a WebSocket may have nothing
-    to do. keep_stamps: leave what `api/stamps.py` takes out of system prompts.
+    head of a request is there; body_s: until the body is. socket_idle_s: how long a WebSocket may have
+    nothing to do. keep_stamps: leave what `api/stamps.py` takes out of system prompts.
     """
 
     host: str = "127.0.0.1"

@@ -114,8 +114,8 @@ class Grammars:
 
 
 class GrammarMask:
-    """Of one request. spell: the bytes of a token. ends: tokens that end an answer. tags: of a model that is thinking, or may begin to with
-    the token `opening`."""
+    """Of one request. spell: the bytes of a token. ends: tokens that end an answer. tags: of a model that is
+    thinking, or may begin to with the token `opening`."""
 
     def __init__(
         self,
