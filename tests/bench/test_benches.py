@@ -68,6 +68,20 @@ def test_exact_nothing_differs_however_a_prompt_arrives(
     assert "0 differ" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("model", ["random:llama", "random:qwen3_5"])
+def test_disk_every_conversation_goes_on_from_disk_and_reads_what_is_new(
+    model: str, load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = load("disk")
+    monkeypatch.setattr(disk, "QUICK", (300,))
+    [row] = run(disk, "disk", tmp_path, monkeypatch, "--model", model)
+    assert row["source"] == "disk"
+    assert row["tokens"] - 80 < row["reused"] < row["tokens"]
+    assert row["MiB"] > 0
+    for ratio in ("save / plain", "restore / plain", "/ reading", "even at MiB/s"):
+        assert row[ratio] > 0
+
+
 def test_exact_counts_each_part_and_each_token_that_differs(load: Load) -> None:
     exact = load("exact")
     answer = exact.Answered((5, 6, 7), 0.1, 0, 9, None)
