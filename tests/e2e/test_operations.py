@@ -51,6 +51,13 @@ async def test_what_the_metrics_count_is_what_the_answers_say(hybrid: Server) ->
     assert after["regrow_cache_budget_bytes"] > 0
 
 
+async def test_sixty_clients_that_come_at_once_are_all_answered(hybrid: Server) -> None:
+    async with hybrid.client() as client:
+        said = [[{"role": "user", "content": f"Client {number} speaks."}] for number in range(60)]
+        turns = await asyncio.gather(*(ask(client, hybrid.model, one, max_tokens=2) for one in said))
+    assert all(turn.prompt_tokens > 0 for turn in turns)
+
+
 async def test_a_client_with_the_key_is_served_and_one_without_is_not(keyed: Server) -> None:
     url = keyed.url.replace("0.0.0.0", "127.0.0.1")
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="a-key", max_retries=0) as stranger:
