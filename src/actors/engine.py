@@ -84,6 +84,7 @@ class ModelInfo:
     default_sampling: SamplingParams
     has_template: bool
     tool_format: ToolFormat
+    parallel_calls: bool
     thinking: ThinkingTags | None
     hybrid: bool
     bytes_per_token: int
@@ -178,6 +179,7 @@ class Engine:
             default_sampling=served.default_sampling,
             has_template=served.tokenizer.has_template,
             tool_format=served.tokenizer.tool_format,
+            parallel_calls=served.tokenizer.parallel_calls,
             thinking=served.tokenizer.thinking,
             hybrid=geometry.hybrid,
             bytes_per_token=geometry.bytes_per_token,

@@ -32,7 +32,7 @@ def chat_request(body: ChatRequest, info: ModelInfo, message_limit: int) -> Gene
     if body.top_logprobs and not body.logprobs:
         raise BadRequest("top_logprobs: only together with logprobs", param="top_logprobs")
     logprobs = body.top_logprobs or 0 if body.logprobs else None
-    prompt = dataclasses.replace(chat_prompt(body, info, message_limit), answer=_answer(body))
+    prompt = dataclasses.replace(chat_prompt(body, info, message_limit), answer=_answer(body, info))
     return _asked(body, prompt, _max_tokens(body), logprobs, info)
 
 
@@ -43,10 +43,10 @@ def forks(request: GenerateRequest, n: int) -> list[GenerateRequest]:
     return [dataclasses.replace(request, sampling=sampling, forked=n > 1) for sampling in samplings]
 
 
-def _answer(body: ChatRequest) -> JsonAnswer | CallAnswer | None:
+def _answer(body: ChatRequest, info: ModelInfo) -> JsonAnswer | CallAnswer | None:
     """Return what the answer has to be; raises BadRequest naming the field."""
     names = tuple(tool.function.name for tool in body.tools or ())
-    parallel = body.parallel_tool_calls is not False
+    parallel = body.parallel_tool_calls is not False and info.parallel_calls
     if isinstance(body.tool_choice, NamedTool):
         if body.tool_choice.function.name not in names:
             raise BadRequest(

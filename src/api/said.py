@@ -45,11 +45,12 @@ async def said_by(
 ) -> AsyncIterator[Phase | Said | Ended]:
     """Yield what a run does and says, `Ended` last; raises BrokenOff where the answer is not complete.
 
-    parallel: False ends the answer after its first call. An answer that had to have a form and has another
+    parallel: False ends the answer after its first call; so does a template that takes one call a message, or
+    the conversation could not go on. An answer that had to have a form and has another
     is not told as complete.
     """
     calls = call_reader(engine.info.tool_format, request.tools)
-    reader = AnswerReader(engine.info.thinking, run.thinks, calls, parallel)
+    reader = AnswerReader(engine.info.thinking, run.thinks, calls, parallel and engine.info.parallel_calls)
     said: list[str] = []
     called = False
     end: Finished | None = None

@@ -59,6 +59,29 @@ def json_text(value: object) -> str:
     return json.dumps(value) if any("\ud800" <= character <= "\udfff" for character in text) else text
 
 
+def call_in(text: str) -> tuple[str, str]:
+    """Return the name and the arguments (JSON) of a call that is written as a JSON object, its members in any
+    order; raises ValueError where it is none."""
+    given = json.loads(text, parse_constant=_no_number)
+    members = given if isinstance(given, dict) else {}
+    name = members.get("name")
+    arguments = members.get("arguments", members.get("parameters")) or {}
+    if isinstance(arguments, str):
+        arguments = json.loads(arguments, parse_constant=_no_number)
+    if not isinstance(name, str) or not name or not isinstance(arguments, dict):
+        raise ValueError("not a call")
+    return sendable(name), json_text(arguments)
+
+
+def sendable(name: str) -> str:
+    """Return a name without halves of characters."""
+    return name.encode(errors="replace").decode()
+
+
+def _no_number(text: str) -> object:
+    raise ValueError(text)
+
+
 class ProseReader(CallReader):
     """Of an answer that may call nothing."""
 

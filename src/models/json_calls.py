@@ -7,7 +7,7 @@ its object is complete.
 import json
 import re
 
-from regrow.models.call_reader import CallReader, json_text
+from regrow.models.call_reader import CallReader, call_in, sendable
 from regrow.models.deltas import CallArguments, CallEnd, CallStart
 from regrow.models.piece_reader import Steps
 
@@ -92,17 +92,13 @@ class JsonReader(CallReader):
 
     def _object(self, opened: str, text: str) -> Steps[bool]:
         """Tell of a complete object: a call with its members in another order, or no call."""
-        given = _loaded(text)
-        members = given if isinstance(given, dict) else {}
-        name = members.get("name")
-        arguments = members.get("arguments", members.get("parameters")) or {}
-        if isinstance(arguments, str):
-            arguments = _loaded(arguments)
-        if isinstance(name, str) and name and isinstance(arguments, dict):
-            yield from self._whole_call(_sendable(name), json_text(arguments))
-            return True
-        yield self._no_call(opened + text)
-        return False
+        try:
+            name, arguments = call_in(text)
+        except (ValueError, RecursionError):
+            yield self._no_call(opened + text)
+            return False
+        yield from self._whole_call(name, arguments)
+        return True
 
 
 class HermesReader(JsonReader):
@@ -143,22 +139,7 @@ class LlamaReader(JsonReader):
 
 def _name(string: str) -> str:
     """Return what a JSON string says; one with a wrong escape says what stands there."""
-    said = _loaded(string)
-    return _sendable(said if isinstance(said, str) else string[1:-1])
-
-
-def _sendable(name: str) -> str:
-    """Return a name without halves of characters."""
-    return name.encode(errors="replace").decode()
-
-
-def _no_number(text: str) -> object:
-    raise ValueError(text)
-
-
-def _loaded(text: str) -> object:
-    """Return what a JSON text holds; None where it is none."""
     try:
-        return json.loads(text, parse_constant=_no_number)
-    except (ValueError, RecursionError):
-        return None
+        return sendable(str(json.loads(string)))
+    except ValueError:
+        return string[1:-1]

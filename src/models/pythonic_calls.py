@@ -1,11 +1,12 @@
 """Calls written as Python, as LFM2 does: `<|tool_call_start|>[name(key="value", n=3)]<|tool_call_end|>`.
 
-A call is told once its closing bracket is there: only then its arguments can be turned into JSON.
+A call is told once its closing bracket is there: only then its arguments can be turned into JSON. Between the
+same marks stand JSON objects with `name` and `arguments` too, as some templates write them.
 """
 
 import ast
 
-from regrow.models.call_reader import CallReader, json_text
+from regrow.models.call_reader import CallReader, call_in, json_text
 from regrow.models.deltas import Content
 from regrow.models.piece_reader import Steps
 
@@ -80,6 +81,8 @@ class _Json(ast.NodeTransformer):
 
 def _call(text: str) -> tuple[str, str]:
     """Return the name and the arguments (JSON) of a call; raises ValueError, TypeError or SyntaxError."""
+    if text.startswith("{"):
+        return call_in(text)
     node = ast.parse(text, mode="eval").body
     if not isinstance(node, ast.Call) or node.args:
         raise ValueError("not a call with named arguments")

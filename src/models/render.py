@@ -1,11 +1,12 @@
 """From messages to the text that a model was trained on: its chat template, as transformers renders it.
 
 Messages come in OpenAI's shape and go to the template in the shape it takes: contents as text (or as lists of
-parts, where it takes nothing else), the arguments of tool calls as objects (or as text). Which it is, is
-tried out once.
+parts, where it takes nothing else), the arguments of tool calls as objects (or as text), reasoning under the
+name that it asks for. Which it is, is found out once.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -32,6 +33,8 @@ class Renderer:
         self._override = _template_text(override)
         self._lists = False
         self._objects = True
+        self._reasoning = _reasoning_key(self.template)
+        self.parallel_calls = True
         if not self.has_template:
             return
         self._check_syntax()
@@ -40,6 +43,7 @@ class Renderer:
         )
         as_text = self._shows(_QUESTION, _call(json.dumps({"at": _WORD})))
         self._objects = self._shows(_QUESTION, _call({"at": _WORD})) or not as_text
+        self.parallel_calls = self._takes_two_calls()
 
     @property
     def has_template(self) -> bool:
@@ -95,9 +99,17 @@ class Renderer:
         shaped = dict(message)
         text = _text(message.get("content"))
         shaped["content"] = [{"type": "text", "text": text}] if self._lists else text
-        if isinstance(calls := message.get("tool_calls"), Sequence):
+        if isinstance(calls := shaped.pop("tool_calls", None), Sequence) and calls:
             shaped["tool_calls"] = [_with_arguments(call, self._objects) for call in calls]
+        if (reasoning := shaped.pop("reasoning_content", None)) is not None:
+            shaped[self._reasoning] = reasoning
         return shaped
+
+    def _takes_two_calls(self) -> bool:
+        """Whether a message may call two tools: some templates refuse that, or show one of them alone."""
+        first, second = (_call({"at": word} if self._objects else f'"{word}"') for word in ("left", _WORD))
+        both = {**first, "tool_calls": [*_calls(first), *_calls(second)]}
+        return self._shows(_QUESTION, both) or not self._shows(_QUESTION, second)
 
     def _shows(self, *messages: Message) -> bool:
         """Whether the template takes these messages and shows the word in them as it is."""
@@ -106,6 +118,14 @@ class Renderer:
         except BadRequest:
             return False
         return _WORD in text and "'type'" not in text
+
+
+def _reasoning_key(template: str) -> str:
+    """Return by which name a template asks a message for its reasoning."""
+    other = re.search(r"""\.(thinking|reasoning)\b|\[['"](thinking|reasoning)['"]\]""", template)
+    if other is None or "reasoning_content" in template:
+        return "reasoning_content"
+    return other[1] or other[2]
 
 
 def _template_text(override: str | None) -> str | None:
@@ -137,6 +157,11 @@ def _text(content: object) -> str:
 def _call(arguments: object) -> Message:
     call = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": arguments}}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def _calls(message: Message) -> Sequence[object]:
+    calls = message["tool_calls"]
+    return calls if isinstance(calls, Sequence) else ()
 
 
 def _with_arguments(call: object, as_object: bool) -> object:

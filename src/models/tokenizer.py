@@ -68,6 +68,11 @@ class ChatTokenizer:
         """What could not be learned of that and why; empty where everything could."""
         return self._learned.note
 
+    @property
+    def parallel_calls(self) -> bool:
+        """Whether the template takes several tool calls in one message."""
+        return self._render.parallel_calls
+
     def id_of(self, token: str) -> int | None:
         """Return the id of a token by its text."""
         found: int | None = self._backend.token_to_id(token)

@@ -132,6 +132,8 @@ def _converted(text: str, types: frozenset[str]) -> str:
     """Return a value as JSON: what reads as JSON of a type that is allowed as that, anything else as a
     string."""
     text = text.removeprefix("\n").removesuffix("\n")
+    if (word := _WORDS.get(text.strip().lower())) and word[1] in types:
+        return word[0]
     try:
         value = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError):
@@ -143,6 +145,12 @@ def _no_number(text: str) -> object:
     raise ValueError(text)
 
 
+_WORDS = {  # as templates write Python's own values, too
+    "true": ("true", "boolean"),
+    "false": ("false", "boolean"),
+    "none": ("null", "null"),
+    "null": ("null", "null"),
+}
 _KINDS = {
     str: {"string"},
     int: {"integer", "number"},

@@ -79,6 +79,7 @@ class StubModel:
     )
     has_template: bool = True
     tool_format: ToolFormat = "hermes"
+    parallel_calls: bool = True
     thinking: ThinkingTags | None = None
 
 

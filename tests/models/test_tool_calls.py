@@ -30,6 +30,7 @@ TOOLS = [
                     "days": {"type": "integer"},
                     "share": {"type": "number"},
                     "deep": {"type": "object"},
+                    "flag": {"type": "boolean"},
                     "maybe": {"anyOf": [{"type": "string"}, {"type": "null"}]},
                 },
             },
@@ -122,6 +123,12 @@ SAMPLES = [
         "</parameter><parameter=other>NaN</parameter><parameter=more></parameter></function>",
         [("look", {"city": "3", "days": "three", "maybe": None, "other": "NaN", "more": ""})],
     ),
+    Sample(
+        "qwen-xml",
+        "<function=look><parameter=flag>\nTrue\n</parameter><parameter=maybe>None</parameter>"
+        "<parameter=city>\nTrue\n</parameter></function>",
+        [("look", {"flag": True, "maybe": None, "city": "True"})],
+    ),
     Sample("qwen-xml", "<tool_call>\n<function=look>\n<parameter=city>\nPar", []),
     Sample("qwen-xml", "<tool_call>\n<function=look>\n<parameter=days>\n3\n</parameter>\n", []),
     Sample("qwen-xml", "<tool_call>\n<function=look>\n<parameter=days>\n3", []),
@@ -156,6 +163,11 @@ SAMPLES = [
     Sample("lfm2", "<|tool_call_start|>[look()]<|tool_call_end|>Done.", [("look", {})], "Done."),
     Sample("lfm2", "<|tool_call_start|>[look(), weather(city='P", [("look", {})]),
     Sample("lfm2", "<|tool_call_start|>[look(1)]<|tool_call_end|>", [], "look(1)]<|tool_call_end|>"),
+    Sample(
+        "lfm2",
+        '<|tool_call_start|>[{"name": "look", "arguments": {"city": "a\'b"}}, look()]<|tool_call_end|>',
+        [("look", {"city": "a'b"}), ("look", {})],
+    ),
     Sample("lfm2", "<|tool_call_start|>none", [], "<|tool_call_start|>none"),
     Sample(
         "lfm2", r"<|tool_call_start|>[look(city='\ud83d\ude42')]<|tool_call_end|>", [("look", {"city": "🙂"})]
