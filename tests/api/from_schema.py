@@ -20,6 +20,7 @@ ANY = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=DEEPEST,
 )
+RARELY = st.integers(0, 4)  # False in one of five
 RAW = st.one_of(
     st.sampled_from([b"", b"{", b"null", b"[]", b"\xff\xfe", b'{"a":1}' * 2, b"[" * 5000, b'{"model": NaN}']),
     st.binary(max_size=40),
@@ -46,8 +47,8 @@ class Bodies:
             if kind == 0:
                 return draw(RAW)
             body = self._value(draw, schema, 0)
-            if kind > 5:
-                body = _spoiled(draw, body)
+            if kind > 6:
+                body = _spoiled(draw, body, often=20)
             return json.dumps(body).encode()
 
         return bodies()
@@ -56,7 +57,8 @@ class Bodies:
         while "$ref" in schema:
             schema = self._at(schema["$ref"])
         if "anyOf" in schema:
-            return self._value(draw, draw(st.sampled_from(schema["anyOf"])), depth)
+            kinds = [kind for kind in schema["anyOf"] if kind.get("type") != "null" or not draw(RARELY)]
+            return self._value(draw, draw(st.sampled_from(kinds)), depth)
         if "enum" in schema:
             return draw(st.sampled_from(schema["enum"]))
         if "const" in schema:
@@ -113,9 +115,9 @@ def _bounded(schema: dict[str, Any], kind: Any) -> st.SearchStrategy[Any]:
     return kind(low, high, **more)
 
 
-def _spoiled(draw: st.DrawFn, body: Any) -> Any:
-    """Return `body` with something else at one place, or without that place."""
-    if not isinstance(body, dict | list) or not body or draw(st.integers(0, 3)) == 0:
+def _spoiled(draw: st.DrawFn, body: Any, often: int = 3) -> Any:
+    """Return `body` with something else at one place, or without that place; in one of `often` all of it."""
+    if not isinstance(body, dict | list) or not body or draw(st.integers(0, often)) == 0:
         return draw(ANY)
     if isinstance(body, dict):
         name = draw(st.sampled_from(sorted(body)))

@@ -47,7 +47,7 @@ KNOWN = {
     "max_completion_tokens": st.integers(1, 4),
     "max_output_tokens": st.integers(1, 4),
 }
-BODIES = Bodies(DOCUMENT, KNOWN, always={"max_tokens", "max_output_tokens"})
+BODIES = Bodies(DOCUMENT, KNOWN, always={"max_tokens", "max_output_tokens", "content", "input"})
 KINDS = st.sampled_from(["application/json"] * 40 + ["application/json; charset=latin-1", "text/plain", "x"])
 
 
