@@ -55,6 +55,7 @@ class WriteBehind:
         self._write = write
         self._ready = ready
         self._parts: Counter[PartKey] = Counter()
+        self._cuts: Counter[CutHash] = Counter()
         self._writing: _Writing | None = None
         self._pending: dict[HolderId, None] = {}
         self._waiting: dict[HolderId, bool] = {}  # the slot, and whether it was told
@@ -68,11 +69,19 @@ class WriteBehind:
     def changed(self, added: Sequence[OnDisk], gone: Collection[HolderId]) -> None:
         """Note which records can be used."""
         for name in self.records.keys() & set(gone):
-            self._parts.subtract(_parts(self.records.pop(name)))
+            record = self.records.pop(name)
+            self._parts.subtract(_parts(record))
+            self._cuts.subtract(record.holder.cuts)
         for record in added:
             if record.holder.id not in self.records:
                 self.records[record.holder.id] = record
                 self._parts.update(_parts(record))
+                self._cuts.update(record.holder.cuts)
+
+    def may_hold(self, prefixes: Collection[bytes]) -> bool:
+        """Say whether what is on its way to disk has one of these prefixes."""
+        writing = self._writing
+        return writing is not None and any(prefix in prefixes for _, prefix in writing.what.holder.cuts)
 
     def save(self, slot: HolderId, what: Parkable | None) -> tuple[HolderId, tuple[Range, ...]] | None:
         """Begin to write what a slot holds; return a name and the ranges to be copied for it. None where that
@@ -175,11 +184,7 @@ class WriteBehind:
         )
         lacking = [part for part in spans if not self._parts[part]]
         kept = {p: shelf.states[p] for position, p in states if not self._parts[position, position, p]}
-        if (
-            not lacking
-            and not kept
-            and any(what.holder.cuts[-1] in r.holder.cuts for r in self.records.values())
-        ):
+        if not lacking and not kept and self._cuts[what.holder.cuts[-1]]:
             return None
         there = {p: s for p in lacking if (s := shelf.spans.get((p[0], p[2]))) and s.cells}
         ranges = tuple(part for part in lacking if part not in there)

@@ -4,7 +4,7 @@ It waits for nothing: its thread (`disk_loop.py`) does the reading and writing, 
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 
@@ -21,13 +21,15 @@ from regrow.actors.disk_messages import (
     RecordsWritten,
     WriteRecords,
 )
+from regrow.actors.messages import Holds
 from regrow.actors.on_disk import OnDisk, cells_of, snapshot_of
 from regrow.actors.runtime import Down
+from regrow.actors.shelf import KEY_BYTES
 from regrow.actors.threads import Threads
 from regrow.gpu.types import Geometry
 from regrow.policy.directory import HolderId
 from regrow.store.record import Broken
-from regrow.store.records import Records, Stored
+from regrow.store.records import Records
 
 log = structlog.get_logger(__name__)
 
@@ -72,6 +74,9 @@ class DiskActor:
                 self._use(functools.partial(_purge, prefixes))
             case ForgetRoot(prefix):
                 self._use(functools.partial(_forget_root, prefix))
+            case Holds(prefixes):
+                cuts = (cut for record in self._known.values() for cut in record.holder.cuts)
+                return any(prefix in prefixes for _, prefix in cuts)
             case DiskStats():
                 return DiskReport(self._directory, self._disk_budget, self._loop.counters)
             case Down(name):  # without the cache the engine has forgotten too
@@ -89,33 +94,26 @@ class DiskActor:
             assert edges[-1] == record.holder.length == len(record.keys) == record.holder.cuts[-1][0]
             assert set(record.states) <= set(record.holder.cuts)
 
-    def _changed(self, live: tuple[Stored, ...]) -> None:
+    def _changed(self, live: Mapping[str, OnDisk]) -> None:
         """Tell what is news; what does not fit the memory is of no use."""
-        there = {stored.name: stored for stored in live if self._size(stored) <= self._budget}
+        there = {name: record for name, record in live.items() if self._size(record) <= self._budget}
         gone = tuple(HolderId("disk", name) for name in self._known if name not in there)
-        added = {
-            name: OnDisk.of(stored, stamp)
-            for stamp, (name, stored) in enumerate(there.items())
-            if name not in self._known
-        }
-        self._known = {name: added.get(name) or self._known[name] for name in there}
+        added = tuple(record for name, record in there.items() if name not in self._known)
+        self._known = there
         for to in ("cache", "engine"):
-            self._tell(to, DiskChanged(tuple(added.values()), gone, self._loop.counters.rate))
+            self._tell(to, DiskChanged(added, gone, self._loop.counters.rate))
 
-    def _size(self, stored: Stored) -> int:
-        return stored.header.length * (self._geometry.bytes_per_token + 8)
+    def _size(self, record: OnDisk) -> int:
+        return record.holder.length * (self._geometry.bytes_per_token + KEY_BYTES)
 
     def _write(self, write: WriteRecords) -> None:
-        """The next record is written once the one before it is, whatever became of that."""
+        def done(error: Exception | None) -> None:
+            self._later("cache", RecordsWritten(write.name))
 
-        def go_on(left: int, error: Exception | None = None) -> None:
-            if left and not isinstance(error, OSError):
-                record = write.records[-left].record(self._geometry)
-                self._loop.post(Write(record, functools.partial(go_on, left - 1)))
-            else:
-                self._later("cache", RecordsWritten(write.name))
-
-        go_on(len(write.records))
+        *roots, last = (functools.partial(record.record, self._geometry) for record in write.records)
+        for root in roots:
+            self._loop.post(Write(root, lambda error: None))
+        self._loop.post(Write(last, done))
 
     def _read(self, read: ReadRecord) -> None:
         def load(records: Records) -> object:

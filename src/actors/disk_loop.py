@@ -7,14 +7,15 @@ Whatever a job raises is its answer; an error of the disk in a write makes the t
 import errno
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import structlog
 
+from regrow.actors.on_disk import OnDisk, on_disk
 from regrow.store.record import Broken
-from regrow.store.records import NewRecord, NoRoom, Records, Stored
+from regrow.store.records import NewRecord, NoRoom, Records
 
 log = structlog.get_logger(__name__)
 RETRY_S = 30.0  # after an error of the disk nothing is written for so long
@@ -46,9 +47,9 @@ class DiskCounters:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """Write a record; done gets None, or the error."""
+    """Write the record that `make` returns; done gets None, or the error."""
 
-    new: NewRecord
+    make: Callable[[], NewRecord]
     done: Callable[[Exception | None], None]
 
 
@@ -65,24 +66,38 @@ class Use:
 Job = Write | Use
 
 
+@dataclass(slots=True)
+class _Writing:
+    """A record of which some pieces are written: bytes of the tensors it was given, seconds so far."""
+
+    write: Write
+    pieces: Generator[None, None, None]
+    nbytes: int
+    seconds: float = 0.0
+
+
 class DiskLoop:
-    """Implements `Steppable`. live: the records that can be used. changed: told them on this thread when they
-    are others, before the answer of the job that made them so. now: a clock in seconds."""
+    """Implements `Steppable`. live: the records that can be used, by name, oldest first. changed: told them
+    on this thread when they are others, before the answer of the job that made them so. now: a clock in
+    seconds."""
 
     def __init__(
-        self, records: Records, now: Callable[[], float], changed: Callable[[tuple[Stored, ...]], None]
+        self,
+        records: Records,
+        live: Mapping[str, OnDisk],
+        now: Callable[[], float],
+        changed: Callable[[Mapping[str, OnDisk]], None],
     ) -> None:
         self._records = records
+        self.live = live
         self._now = now
         self._changed = changed
         self._jobs: deque[Job] = deque()
         self._urgent: deque[Use] = deque()
         self._news = threading.Condition()
         self._closed = False
-        self._writing: tuple[Write, Generator[None, None, None]] | None = None
-        self._took = 0.0
+        self._writing: _Writing | None = None
         self._paused_until = 0.0
-        self.live = tuple(records.live().values())
         self.counters = DiskCounters()
         self._count()
 
@@ -100,7 +115,7 @@ class DiskLoop:
         if self._urgent:
             self._use(self._urgent.popleft())
         elif self._writing is not None:
-            self._go_on(*self._writing)
+            self._go_on(self._writing)
         elif self._jobs:
             job = self._jobs.popleft()
             if isinstance(job, Use):
@@ -150,31 +165,35 @@ class DiskLoop:
         if self._now() < self._paused_until:
             self._end(write, NoRoom(self.counters.reason))
             return
-        self._took = 0.0
-        self._writing = write, self._records.write(write.new)
-
-    def _go_on(self, write: Write, pieces: Generator[None, None, None]) -> None:
-        begin, error = self._now(), None
         try:
-            next(pieces)
-        except StopIteration:
-            self._took += self._now() - begin
-            self._wrote(write)
-        except Exception as raised:  # noqa: BLE001  it is the answer
-            error = raised
+            new = write.make()
+        except Exception as error:  # noqa: BLE001  it is the answer
             self._failed(error)
             self._end(write, error)
         else:
+            nbytes = sum(tensor.data.nbytes for tensors in new.tensors.values() for tensor in tensors)
+            self._writing = _Writing(write, self._records.write(new), nbytes)
+
+    def _go_on(self, writing: _Writing) -> None:
+        begin = self._now()
+        try:
+            next(writing.pieces)
+        except StopIteration:
+            writing.seconds += self._now() - begin
+            self._wrote(writing)
+        except Exception as error:  # noqa: BLE001  it is the answer
+            self._failed(error)
+            self._end(writing.write, error)
+        else:
             seconds = self._now() - begin
-            self._took += seconds
+            writing.seconds += seconds
             self._rest(seconds)
 
-    def _wrote(self, write: Write) -> None:
-        counters = self.counters
-        nbytes = sum(tensor.data.nbytes for tensors in write.new.tensors.values() for tensor in tensors)
+    def _wrote(self, writing: _Writing) -> None:
+        counters, nbytes, seconds = self.counters, writing.nbytes, writing.seconds
         rate = counters.rate
-        if self._took and rate is not None and nbytes / self._took > rate:
-            rate = _towards(rate, nbytes, self._took)  # a disk that has become faster is found out so
+        if seconds and rate is not None and nbytes / seconds > rate:
+            rate = _towards(rate, nbytes, seconds)  # a disk that has become faster is found out so
         if counters.state != "on":
             log.info("disk tier", state="on", was=counters.state)
         self.counters = replace(
@@ -183,10 +202,10 @@ class DiskLoop:
             reason="",
             written=counters.written + 1,
             written_bytes=counters.written_bytes + nbytes,
-            written_s=counters.written_s + self._took,
+            written_s=counters.written_s + seconds,
             rate=rate,
         )
-        self._end(write, None)
+        self._end(writing.write, None)
 
     def _failed(self, error: Exception) -> None:
         """Note why a record was not written; after an error of the disk, write nothing for a while."""
@@ -219,10 +238,10 @@ class DiskLoop:
 
     def _tell(self) -> None:
         self._count()
-        live = tuple(self._records.live().values())
-        if [stored.name for stored in live] != [stored.name for stored in self.live]:
-            self.live = live
-            self._changed(live)
+        live = self._records.live()
+        if live.keys() != self.live.keys():
+            self.live = on_disk(live, self.live)
+            self._changed(self.live)
 
     def _count(self) -> None:
         records = self._records

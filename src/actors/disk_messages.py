@@ -3,6 +3,7 @@
 Asks go only Slot -> Cache; to the disk, and from it, there are only tells.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from regrow.actors.disk_loop import DiskCounters
@@ -11,7 +12,6 @@ from regrow.actors.parking import Parkable
 from regrow.actors.runtime import Ask
 from regrow.gpu.types import HostCells, Snapshot
 from regrow.policy.directory import HolderId
-from regrow.store.records import Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +132,6 @@ class DiskStats(Ask[DiskReport]):
 
 @dataclass(frozen=True, slots=True)
 class LiveRecords:
-    """To the disk actor from its thread: the records that can be used now, oldest first."""
+    """To the disk actor from its thread: the records that can be used now, by name, oldest first."""
 
-    records: tuple[Stored, ...]
+    records: Mapping[str, OnDisk]

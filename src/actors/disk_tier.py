@@ -1,6 +1,6 @@
 """The disk tier as a whole: opened before the actors start, closed after they have stopped."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import structlog
@@ -8,12 +8,13 @@ import structlog
 from regrow.actors.disk import DiskActor
 from regrow.actors.disk_loop import DiskLoop
 from regrow.actors.disk_messages import LiveRecords
+from regrow.actors.on_disk import OnDisk, on_disk
 from regrow.actors.served import Served
 from regrow.actors.threads import Threads
 from regrow.config import EngineSettings
 from regrow.gpu.memory import MIB
 from regrow.store.files import Files, OsFiles
-from regrow.store.records import Records, Stored
+from regrow.store.records import Records
 
 log = structlog.get_logger(__name__)
 GIB = 1 << 30
@@ -22,8 +23,11 @@ FLOOR = GIB  # bytes that stay free on the file system
 
 @dataclass(frozen=True, slots=True)
 class DiskTier:
+    """live: the records that can be used at the start."""
+
     records: Records
     directory: str
+    live: Mapping[str, OnDisk]
 
     @classmethod
     def open(cls, settings: EngineSettings, served: Served, files: Files | None = None) -> "DiskTier | None":
@@ -53,17 +57,17 @@ class DiskTier:
             of_other_models=len(records.foreign),
             set_aside=len(records.files_aside),
         )
-        return cls(records, str(directory))
+        return cls(records, str(directory), on_disk(records.live(), {}))
 
     def wire(
         self, served: Served, threads: Threads, tell: Callable[[str, object], None], now: Callable[[], float]
     ) -> tuple[DiskLoop, Callable[[], DiskActor]]:
         """Return what the disk's thread drives, and what makes a life of its actor. tell: reaches actors."""
 
-        def changed(live: tuple[Stored, ...]) -> None:
+        def changed(live: Mapping[str, OnDisk]) -> None:
             threads.deliver(lambda: tell("disk", LiveRecords(live)))
 
-        loop = DiskLoop(self.records, now, changed)
+        loop = DiskLoop(self.records, self.live, now, changed)
         return loop, lambda: DiskActor(
             loop=loop,
             directory=self.directory,

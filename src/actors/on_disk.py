@@ -105,6 +105,14 @@ class ToSave:
         )
 
 
+def on_disk(live: Mapping[str, Stored], known: Mapping[str, OnDisk]) -> dict[str, OnDisk]:
+    """Return what can be used, by name; what is `known` is taken from there."""
+    return {
+        name: known[name] if name in known else OnDisk.of(stored, used)
+        for used, (name, stored) in enumerate(live.items())
+    }
+
+
 def cell_tensors(cells: HostCells, geometry: Geometry) -> list[Tensor]:
     return [
         _stored(_cell_name(spec), tensor) for spec, tensor in zip(geometry.cells, cells.tensors, strict=True)

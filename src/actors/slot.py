@@ -352,8 +352,6 @@ class SlotActor:
                 serving.read_ms,
             )
         )
-        if self._w.later is not None:
-            self._w.later(self._slot, SaveIdle(self._version))
         serving.close(self._slot, self._w)
 
     async def _save(self) -> None:
@@ -366,7 +364,8 @@ class SlotActor:
         else:
             end, least = system_end(session.plan), self._w.root_min
             root = least is not None and least <= end <= session.pure
-            upto = end if root and serving.admit.prepared.cache != "off" else 0
+            there = not self._w.geometry.hybrid or session.chain.at(end) is not None
+            upto = end if root and there and serving.admit.prepared.cache != "off" else 0
         await save(self._w, self._slot, session, upto)
 
     def _give_back(self, serving: Serving) -> None:
@@ -462,6 +461,8 @@ class SlotActor:
                 reading=serving is not None and serving.phase in ("mounting", "reading"),
             )
         )
+        if self._w.later is not None and serving is None and session.length:
+            self._w.later(self._slot, SaveIdle(self._version))
 
     def _report(self) -> SlotReport:
         serving = self._serving

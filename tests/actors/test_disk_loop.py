@@ -2,15 +2,16 @@
 
 import errno
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from regrow.actors.disk_loop import RETRY_S, DiskLoop, Use, Write
+from regrow.actors.on_disk import OnDisk
 from regrow.store import records as records_module
 from regrow.store.record import Broken
-from regrow.store.records import NewRecord, NoRoom, Records, Stored
+from regrow.store.records import NewRecord, NoRoom, Records
 from tests.store.disk import SimulatedDisk
 from tests.store.talks import IDENTITY, talk
 
@@ -26,19 +27,19 @@ class Bench:
     def __post_init__(self) -> None:
         self.disk = SimulatedDisk(note=self._note)
         self.records = Records(self.disk, IDENTITY, 1 << 20, 0)
-        self.loop = DiskLoop(self.records, lambda: self.now, self._changed)
+        self.loop = DiskLoop(self.records, {}, lambda: self.now, self._changed)
 
     def _note(self, operation: str, size: int) -> None:
         self.now += self.cost * size
 
-    def _changed(self, live: tuple[Stored, ...]) -> None:
+    def _changed(self, live: Mapping[str, OnDisk]) -> None:
         self.told.append(len(live))
 
     def answer(self, name: str) -> Callable[[object], None]:
         return lambda result: self.told.append((name, result))
 
     def write(self, name: str, new: NewRecord) -> None:
-        self.loop.post(Write(new, self.answer(name)))
+        self.loop.post(Write(lambda: new, self.answer(name)))
 
     def run(self) -> list[object]:
         while self.loop.step():
@@ -122,9 +123,14 @@ def test_a_record_that_lost_what_it_was_to_go_on_from_changes_nothing_of_the_sta
 
 
 def test_a_bug_in_a_write_is_its_answer(bench: Bench) -> None:
+    def fails() -> NewRecord:
+        raise RuntimeError("a bug")
+
     bench.write("a bug", replace(talk(7), keys="no keys"))  # type: ignore[arg-type]
-    [(_, raised)] = bench.run()  # type: ignore[misc]
+    bench.loop.post(Write(fails, bench.answer("another")))
+    [(_, raised), (_, other)] = bench.run()  # type: ignore[misc]
     assert isinstance(raised, TypeError | ValueError)
+    assert isinstance(other, RuntimeError)
     assert bench.loop.counters.state == "on"
 
 
