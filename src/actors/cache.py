@@ -146,7 +146,7 @@ class CacheActor:
             case Forget(root):
                 return self._forget(root)
             case Holds(prefixes):
-                return parking.may_hold(prefixes)
+                return parking.may_hold(prefixes) or self._behind.may_hold(prefixes)
             case Down(name="engine"):
                 shelf.announce()
                 parking.announce()

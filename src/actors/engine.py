@@ -365,9 +365,13 @@ class Engine:
 
     async def _holds(self, prefixes: frozenset[bytes]) -> bool:
         """Say whether any of these prefixes may be held: what leaves a slot is with the cache before the
-        engine is told, so the cache is asked last."""
+        engine is told, and what leaves that with the disk, so they are asked in this order."""
         message, deadline = Holds(prefixes), self.settings.ask_deadline_s
-        return await self.engine.ask(message, deadline) or await self.cache.ask(message, deadline)
+        tiers = [self.engine, self.cache, *([] if self._tier is None else [self.disk])]
+        for tier in tiers:
+            if await tier.ask(message, deadline):
+                return True
+        return False
 
     async def conforms(self, answer: JsonAnswer, text: str) -> bool:
         """Whether the text of an answer is what it had to be."""

@@ -77,7 +77,8 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Holds(Ask[bool]):
-    """To the engine and to the cache: say whether any of these prefixes may be held, or is on its way."""
+    """To the engine, the cache and the disk: say whether any of these prefixes may be held, or is on its
+    way."""
 
     prefixes: frozenset[bytes]
 
