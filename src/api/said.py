@@ -76,7 +76,7 @@ async def said_by(
         end = replace(broken.end, reason="stop")
     if end is None:
         raise ActorDown("the answer broke off")
-    form = request.answer if _own_end(request, end) else None
+    form = request.answer if _own_end(request, end) and not called else None
     if isinstance(form, JsonAnswer) and not await engine.conforms(form, "".join(said)):
         raise BrokenOff(FormBroken("the answer has not the form that was asked for"), end)
     yield Ended(end, "length" if end.reason == "length" else "tool_calls" if called else "stop")

@@ -21,7 +21,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from regrow.errors import BadRequest
 from regrow.models.answer_reader import ThinkingTags
-from regrow.models.grammar import call_grammar, json_grammar
+from regrow.models.grammar import call_grammar, call_rules, json_grammar
 from regrow.models.tokenizer import ChatTokenizer
 from regrow.policy.request import CallAnswer, GenerateRequest, JsonAnswer
 
@@ -69,14 +69,18 @@ class Grammars:
         return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
     def _matcher(self, request: GenerateRequest, answer: JsonAnswer | CallAnswer) -> LLMatcher:
-        if isinstance(answer, JsonAnswer):
-            return self._compile(json_grammar(answer), answer.field)
         names = [_name(tool) for tool in request.tools]
+        if isinstance(answer, JsonAnswer):
+            free = CallAnswer(tuple(map(str, names))) if names else None
+            rules = None if free is None else self._rules(free, request)
+            return self._compile(json_grammar(answer, rules), answer.field)
         if missing := [name for name in answer.names if name not in names]:
             raise BadRequest(f"tool_choice: there is no tool {missing[0]!r}", param="tool_choice")
-        grammar = call_grammar(answer, request.tools, self._tokenizer.tool_format, self._mark)
         field = f"tools[{names.index(answer.names[0])}]" if len(answer.names) == 1 else "tools"
-        return self._compile(grammar, field)
+        return self._compile(call_grammar(self._rules(answer, request)), field)
+
+    def _rules(self, answer: CallAnswer, request: GenerateRequest) -> str:
+        return call_rules(answer, request.tools, self._tokenizer.tool_format, self._mark)
 
     def _compile(self, grammar: str, field: str) -> LLMatcher:
         """Return a fresh matcher; raises BadRequest where the grammar asks for what cannot be enforced."""

@@ -15,16 +15,27 @@ LEAD = "LEAD: /[ \\n]{1,8}/\n"
 Mark = Callable[[str], str]
 
 
-def json_grammar(answer: JsonAnswer) -> str:
-    """Return the grammar of an answer that is JSON; white space may stand before it."""
-    return f"start: LEAD? value\n{LEAD}value: {_json(answer.schema, strict=True)}\n"
+def json_grammar(answer: JsonAnswer, calls: str | None = None) -> str:
+    """Return the grammar of an answer that is JSON, or calls tools where their `call_rules` are given; white
+    space may stand before it."""
+    value = f"value: {_json(answer.schema, strict=True)}\n"
+    return (
+        f"start: LEAD? value\n{LEAD}{value}"
+        if calls is None
+        else f"start: LEAD? (value | calls)\n{LEAD}{value}{calls}"
+    )
 
 
-def call_grammar(
+def call_grammar(calls: str) -> str:
+    """Return the grammar of an answer that calls tools and says nothing else, given its `call_rules`."""
+    return f"start: LEAD? calls\n{LEAD}{calls}"
+
+
+def call_rules(
     answer: CallAnswer, tools: Sequence[Mapping[str, object]], format_: ToolFormat, mark: Mark
 ) -> str:
-    """Return the grammar of an answer that calls tools and says nothing else. mark: writes a mark as a
-    terminal, whether the tokenizer has a token for it or not."""
+    """Return the rules of `calls`. mark: writes a mark as a terminal, whether the tokenizer has a token for
+    it or not."""
     functions = [function for tool in tools if isinstance(function := tool.get("function"), Mapping)]
     named = [function for function in functions if function.get("name") in answer.names]
     rules = [_RULES[format_](f"c{i}", function) for i, function in enumerate(named)]
@@ -33,13 +44,12 @@ def call_grammar(
         for parts in _FRAMES[format_]
     )
     choice = " | ".join(f"c{i}" for i in range(len(named)))
-    if format_ == "lfm2":
-        calls = f"call ({between} call)*" if answer.parallel else "call"
-        start = f"{before} {calls} {after}\ncall: {choice}"
+    calls = f"call ({between} call)*" if answer.parallel else "call"
+    if format_ == "lfm2":  # one frame around all
+        frame = f"calls: {before} {calls} {after}\ncall: {choice}"
     else:
-        start = f"call ({between} call)*" if answer.parallel else "call"
-        start = f"{start}\ncall: {before} ({choice}) {after}"
-    return "\n".join([f"start: LEAD? {start}", LEAD.strip(), *rules, ""])
+        frame = f"calls: {calls}\ncall: {before} ({choice}) {after}"
+    return "\n".join([frame, *rules, ""])
 
 
 _FRAMES: dict[ToolFormat, tuple[Sequence[str], Sequence[str], Sequence[str]]] = {

@@ -48,7 +48,8 @@ class StopRules:
 
 @dataclass(frozen=True, slots=True)
 class JsonAnswer:
-    """The answer has to be JSON that the schema allows. field: where the request has the schema."""
+    """The answer has to be JSON that the schema allows, or calls of tools where the request has some. field:
+    where the request has the schema."""
 
     schema: Mapping[str, object] | bool
     field: str = "response_format.json_schema.schema"

@@ -1,6 +1,7 @@
 """Whatever a model would rather say, its answer is what was asked for."""
 
 import json
+import threading
 from collections.abc import Iterator
 
 import jsonschema
@@ -123,6 +124,37 @@ def test_forced_calls_read_back_as_calls_of_the_tools(format_: ToolFormat, speci
     (one,) = read(of, answer(of, grammars, forcing("look", parallel=False), 1), format_).calls
     assert one.name == "look"
     grammars.close()
+
+
+@pytest.mark.parametrize("format_", ["hermes", "qwen-xml", "llama", "lfm2"])
+def test_where_there_are_tools_an_answer_is_json_or_calls(format_: ToolFormat) -> None:
+    of, schema = tokenizer(format_), closed({"done": {"type": "boolean"}})
+    grammars = Grammars(of)
+    request = GenerateRequest(tools=TOOLS, answer=JsonAnswer(schema))
+    kinds = set()
+    for seed in range(12):
+        parts = read(of, answer(of, grammars, request, seed), format_)
+        kinds.add(bool(parts.calls))
+        if parts.calls:
+            assert not parts.content
+            for call in parts.calls:
+                jsonschema.validate(json.loads(call.arguments), SCHEMA)
+        else:
+            jsonschema.validate(json.loads(parts.content), schema)
+    assert kinds == {True, False}
+    grammars.close()
+
+
+def test_a_mask_is_worked_out_behind_the_step_that_does_not_wait_for_it(grammars: Grammars) -> None:
+    mask = grammars.mask(GenerateRequest(answer=JsonAnswer({"enum": ["ab"]})), thinks=False)
+    go_on = threading.Event()
+    grammars._worker.submit(go_on.wait, 60)
+    mask.accept(ord('"'))  # returns at once, and its mask is on its way
+    assert not mask._forbidden.done()
+    go_on.set()
+    scores = torch.zeros(512)
+    mask.apply(scores)
+    assert scores.isfinite().nonzero().flatten().tolist() == [ord("a")]
 
 
 def forcing(*names: str, parallel: bool = True) -> GenerateRequest:

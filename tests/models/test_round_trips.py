@@ -1,5 +1,5 @@
-"""What a template shows of tool calls and reasoning reads back as what they were: a model sees its own words in
-the history as it writes them."""
+"""What a template shows of tool calls and reasoning reads back as what they were: a model sees its own words
+in the history as it writes them."""
 
 import json
 
