@@ -2,15 +2,17 @@
 
 Headers go out at once. Whenever nothing was written for `keepalive_s` by the loop's clock, a comment goes
 out, whatever phase the request is in. Every write waits until the transport has room (back-pressure), and
-raises ConnectionResetError where the client is gone.
+raises ConnectionResetError where the client is gone, or has taken nothing for STUCK_S: then it is cut off.
 """
 
 import asyncio
+from collections.abc import Awaitable
 from types import TracebackType
 from typing import Self
 
 from aiohttp import web
 
+STUCK_S = 60.0
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"[DONE]"
 HEADERS = {
@@ -54,12 +56,22 @@ class EventStream:
             self._keeper.cancel()
         await asyncio.wait([self._keeper])
         await self.send(data, event)
-        await self.response.write_eof()
+        await self._taken(self.response.write_eof())
 
     async def _write(self, frame: bytes) -> None:
         async with self._lock:
-            await self.response.write(frame)
+            await self._taken(self.response.write(frame))
             self._written_at = self._loop.time()
+
+    async def _taken(self, writing: Awaitable[None]) -> None:
+        """Wait until the client has taken what is written, or cut it off."""
+        try:
+            async with asyncio.timeout(STUCK_S):
+                await writing
+        except TimeoutError:
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            raise ConnectionResetError("the client takes nothing") from None
 
     def _silent_for(self) -> float:
         """Return for how many more seconds nothing need be written."""
@@ -72,7 +84,7 @@ class EventStream:
                 if self._silent_for() > 0:
                     continue
                 try:
-                    await self.response.write(KEEP_ALIVE)
+                    await self._taken(self.response.write(KEEP_ALIVE))
                 except ConnectionResetError:
                     return  # the handler hears of it by cancellation, or at its next event
                 self._written_at = self._loop.time()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from regrow.api.sse import STUCK_S
 from regrow.policy.request import GenerateRequest
 from tests.actors.world import SEEDS, House, house
 from tests.world.engine import CHUNK
@@ -242,6 +243,23 @@ def test_who_leaves_is_noticed_within_a_chunk_and_what_was_read_is_kept(stream: 
         assert reused >= had // CHUNK * CHUNK
 
     in_world(scenario, seeds=SEEDS[:2], costs=SLOW)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_client_that_takes_nothing_is_cut_off_after_a_minute_and_others_notice_nothing(route: str) -> None:
+    async def scenario(house: House, server: Site) -> None:
+        stuck = server.stream(route, "hello", 3000)
+        await stuck.until(lambda _: True)
+        stuck.take_nothing()
+        other = await server.chat("other", max_tokens=20).end()
+        assert other.text == truth(house, "other", 20)
+        assert not stuck.ended.is_set()
+        await stuck.end()
+        assert STUCK_S <= house.world.time() <= 1.5 * STUCK_S  # from the first write that has to wait
+        await asyncio.sleep(1)
+        assert not house.requests
+
+    in_world(scenario, seeds=SEEDS[:2])
 
 
 def test_nothing_of_an_answer_that_was_left_or_stopped_reaches_the_next_one() -> None:

@@ -47,6 +47,9 @@ class _Transport(asyncio.Transport):
             self._closing = True
             self._closed()
 
+    def abort(self) -> None:
+        self.close()
+
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
@@ -78,6 +81,10 @@ class Call:
     def leave(self) -> None:
         """The client goes away."""
         self._transport.close()
+
+    def take_nothing(self) -> None:
+        """The client stops reading, and what is on its way to it is already more than a connection holds."""
+        self._protocol.pause_writing()
 
     async def end(self) -> "Call":
         """Wait for the end of the answer, or of the connection."""
