@@ -319,19 +319,40 @@ async def test_a_client_that_leaves_ends_its_response(start: Start) -> None:
     served = await start(engine)
     stream = await create(served, stream=True)
     run = await engine.started.get()
+    created = await anext(stream.__aiter__())
     await stream.close()
     async with asyncio.timeout(IN_TIME):
         await run.cancelled.wait()
+        while (left := await served.openai.responses.retrieve(created.response.id)).status == "in_progress":
+            pass
+    assert left.status == "cancelled"
+    engine.script = [QUEUED, READ, *TOKENS, finished()]
+    await create(served, previous_response_id=left.id)  # what was said is kept
+
+
+async def test_what_is_forgotten_while_it_is_made_stays_forgotten(start: Start) -> None:
+    hold = Hold()
+    engine = StubEngine([QUEUED, READ, hold, *TOKENS, finished()])
+    served = await start(engine)
+    made = await create(served, background=True)
+    await served.openai.responses.delete(made.id)
+    hold.gate.set()
+    await create(served)
+    async with asyncio.timeout(IN_TIME):
+        while not engine.runs[0].ended:
+            await create(served)
+    with pytest.raises(openai.NotFoundError):
+        await served.openai.responses.retrieve(made.id)
 
 
 def test_of_too_many_responses_the_oldest_leave_and_none_is_larger_than_all() -> None:
     store = ResponseStore(3, 1000)
     for name in "abcd":
-        store.put(name, Kept({"text": name}, ()))
+        store.put(name, Kept({"text": name}, (), (), 20))
     assert [store.get(name) is not None for name in "abcd"] == [False, True, True, True]
-    store.put("b", Kept({"text": "x" * 970}, ()))
+    store.put("b", Kept({}, (), (), 990))
     assert [store.get(name) is not None for name in "bcd"] == [True, False, False]
-    store.put("e", Kept({"text": "x" * 2000}, ()))
+    store.put("e", Kept({}, (), (), 1001))
     assert len(store) == 0
 
 

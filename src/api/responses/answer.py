@@ -97,6 +97,11 @@ class ResponseAnswer:
             **self._about,
         }
 
+    @property
+    def _short(self) -> Body:
+        """Return the response without what its request has said, for events that come often."""
+        return {**self.body, "instructions": None, "tools": [], "metadata": {}, "text": {}}
+
     def opening(self) -> list[Body]:
         """Return the first events."""
         return [self._event(f"response.{kind}", response=self.body) for kind in ("created", "in_progress")]
@@ -109,7 +114,7 @@ class ResponseAnswer:
             case Ended():
                 return self._end(event)
         if self.asked.regrow is not None and self.asked.regrow.progress:
-            return [self._event("response.in_progress", response=self.body, regrow=phase_facts(event))]
+            return [self._event("response.in_progress", response=self._short, regrow=phase_facts(event))]
         return []
 
     def broken(self, code: str, message: str, end: Finished | Failed, *, cancelled: bool) -> list[Body]:
@@ -121,6 +126,11 @@ class ResponseAnswer:
             self._about["error"] = {"code": code, "message": message}
         kind = "response.incomplete" if cancelled else "response.failed"
         return [*events, self._event(kind, response=self.body)]
+
+    def abandon(self) -> None:
+        """End where nobody hears the rest; what was said is kept."""
+        self._close(whole=False)
+        self.status = "cancelled"
 
     def _speak(self, said: Spoken) -> list[Body]:
         events: list[Body] = []

@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import structlog
 from aiohttp import web
 
@@ -49,7 +50,8 @@ CALLED_OTHERWISE = (  # fields of a chat, and what they are called here
 
 @dataclass(slots=True)
 class Turn:
-    """One response to be made. stores: where it is kept, and where what it goes on from is looked for."""
+    """One response to be made. history: what it goes on from, of so many bytes with the input. stores: where
+    it is kept."""
 
     engine: EnginePort
     asked: ResponsesRequest
@@ -57,6 +59,7 @@ class Turn:
     answer: ResponseAnswer
     input: Sequence[Item]
     history: Sequence[Item]
+    nbytes: int
     stores: Sequence[ResponseStore]
     error: RegrowError | None = None
 
@@ -64,10 +67,11 @@ class Turn:
         """Yield the events of the stream; `error` says afterwards why the answer is not complete."""
         structlog.contextvars.bind_contextvars(request=run.id)
         answer = self.answer
-        self._keep(run)
-        for body in answer.opening():
-            yield body
+        for store in self.stores:
+            store.put(answer.id, self._kept(run))
         try:
+            for body in answer.opening():
+                yield body
             parallel = self.asked.parallel_tool_calls is not False
             async for event in said_by(self.engine, run, self.request, parallel):
                 for body in self._kept_at_the_end(answer.events(event)):
@@ -80,17 +84,27 @@ class Turn:
             ending = answer.broken(code, message, broken.end, cancelled=cancelled)
             for body in self._kept_at_the_end(ending):
                 yield body
+        finally:  # also where nobody hears the rest
+            if answer.status == "in_progress":
+                answer.abandon()
+                self._keep_again()
 
     def _kept_at_the_end(self, bodies: Sequence[Body]) -> Iterator[Body]:
         """Keep the response before its last event is told: the next one may come at once."""
         if self.answer.status != "in_progress":
-            self._keep(None)
+            self._keep_again()
         yield from bodies
 
-    def _keep(self, run: Run | None) -> None:
-        history = (*self.history, *self.input, *self.answer.items)
+    def _keep_again(self) -> None:
+        """Keep it as it is at its end, where it was not forgotten meanwhile."""
         for store in self.stores:
-            store.put(self.answer.id, Kept(self.answer.body, self.input, history, run))
+            if store.get(self.answer.id) is not None:
+                store.put(self.answer.id, self._kept(None))
+
+    def _kept(self, run: Run | None) -> Kept:
+        body, items = self.answer.body, self.answer.items
+        nbytes = self.nbytes + len(msgspec.json.encode([body, items]))
+        return Kept(body, self.input, (*self.history, *self.input, *items), nbytes, run)
 
 
 def turn_of(
@@ -108,7 +122,7 @@ def turn_of(
     model = asked.model or served_names(engine.info, settings)[0]
     for param, reason in _not_served(asked):
         raise BadRequest(f"{param}: {reason}", param=param, code="unsupported_value")
-    history = () if asked.previous_response_id is None else _history(asked.previous_response_id, known)
+    history, nbytes = _history(asked.previous_response_id, known)
     news = items_of(asked.input, history)
     opening = () if asked.instructions is None else (Said(role="system", content=asked.instructions),)
     if not (*opening, *history, *news):
@@ -121,7 +135,8 @@ def turn_of(
     if silent := asked.generate is False:
         request = dataclasses.replace(request, max_tokens=1, min_tokens=0, answer=None)
     answer = ResponseAnswer(new_id("resp"), model, asked, silent)
-    return Turn(engine, asked, request, answer, news, history, kept_in)
+    nbytes += len(msgspec.json.encode(news))
+    return Turn(engine, asked, request, answer, news, history, nbytes, kept_in)
 
 
 def named_otherwise(error: BadRequest) -> BadRequest:
@@ -134,10 +149,13 @@ def named_otherwise(error: BadRequest) -> BadRequest:
     return error
 
 
-def _history(name: str, known: Sequence[ResponseStore]) -> Sequence[Item]:
+def _history(name: str | None, known: Sequence[ResponseStore]) -> tuple[Sequence[Item], int]:
+    """Return what a response that is gone on from holds, and its bytes."""
+    if name is None:
+        return (), 0
     for store in known:
         if (kept := store.get(name)) is not None and kept.run is None:
-            return kept.history
+            return kept.history, kept.nbytes
     raise BadRequest(
         f"previous_response_id: no response {name!r} that could be continued is kept",
         param="previous_response_id",

@@ -4,7 +4,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
 from aiohttp import web
 
 from regrow.api.facts import Body
@@ -18,17 +17,14 @@ BYTES = 256 << 20
 @dataclass(slots=True)
 class Kept:
     """A response. body: as the client is told it. history: the items of the conversation up to it, its own
-    input and output included; input: its own, as given. run: while it is being made."""
+    input and output included; input: its own, as given. nbytes: of all that as JSON, be it shared with others
+    or not. run: while it is being made."""
 
     body: Body
     input: Sequence[Item]
-    history: Sequence[Item] = ()
+    history: Sequence[Item]
+    nbytes: int
     run: Run | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """Of everything it holds, be it shared with others or not."""
-        return len(msgspec.json.encode([self.body, self.history]))
 
 
 class ResponseStore:
@@ -36,7 +32,7 @@ class ResponseStore:
 
     def __init__(self, limit: int = RESPONSES, limit_bytes: int = BYTES) -> None:
         self._limit, self._limit_bytes = limit, limit_bytes
-        self._kept: OrderedDict[str, tuple[Kept, int]] = OrderedDict()
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
         self._bytes = 0
 
     def __len__(self) -> int:
@@ -45,20 +41,18 @@ class ResponseStore:
     def put(self, name: str, kept: Kept) -> None:
         """Keep a response as the newest, in the place of an earlier one of this name."""
         self.drop(name)
-        size = kept.nbytes
-        self._kept[name] = kept, size
-        self._bytes += size
+        self._kept[name] = kept
+        self._bytes += kept.nbytes
         while len(self._kept) > self._limit or self._bytes > self._limit_bytes:
             self.drop(next(iter(self._kept)))
 
     def get(self, name: str) -> Kept | None:
-        found = self._kept.get(name)
-        return None if found is None else found[0]
+        return self._kept.get(name)
 
     def drop(self, name: str) -> bool:
         """Forget a response; False where there is none."""
-        kept, size = self._kept.pop(name, (None, 0))
-        self._bytes -= size
+        kept = self._kept.pop(name, None)
+        self._bytes -= 0 if kept is None else kept.nbytes
         return kept is not None
 
 
