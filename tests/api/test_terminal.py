@@ -40,6 +40,17 @@ def chat_at(url: str, system: str = "") -> tuple[Chat, io.StringIO]:
     return Chat(url, system, Console(file=out, width=100, highlight=False, markup=False), clock), out
 
 
+async def test_a_server_with_keys_is_shown_one(start: Start, engine: StubEngine) -> None:
+    served = await start(engine, api_keys=("key",))
+    console = Console(file=io.StringIO())
+    talk = Chat(served.url, "", console, key="key")
+    await talk.connect()
+    await talk.say("Hello")
+    assert talk.messages[-1]["role"] == "assistant"
+    with pytest.raises(Unanswered, match="give a valid key"):
+        await Chat(served.url, "", console).connect()
+
+
 async def test_an_answer_streams_and_is_followed_by_what_was_reused(start: Start, engine: StubEngine) -> None:
     served = await start(engine)
     talk, out = chat_at(served.url)
