@@ -4,7 +4,7 @@ llguidance works out which tokens may come next, on a thread of its own while th
 as soon as the token before it is known, and waited for only when the next one is drawn. Each request has a
 matcher of its own, so the rows of a step do not touch each other.
 
-A model that thinks may do so first: inside its thinking tags nothing is forbidden.
+A model that thinks may do so first: inside its thinking tags nothing is forbidden but to end there.
 """
 
 import re
@@ -142,7 +142,8 @@ class GrammarMask:
 
     def apply(self, logits: torch.Tensor) -> None:
         """Set the logits [vocab] of forbidden tokens to -inf, in place."""
-        if self._thinking:
+        if self._thinking:  # anything but the end: what is asked for comes after it
+            logits[self._ends] = -torch.inf
             return
         forbidden = self._forbidden.result()[: len(logits)].to(logits.device)
         opening = None if self._opening is None else logits[self._opening].clone()

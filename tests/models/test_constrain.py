@@ -181,7 +181,9 @@ def test_a_model_may_think_before_what_it_has_to_say() -> None:
             mask.accept(token)
             free = torch.zeros(of.vocab_size)
             mask.apply(free)
-            assert bool(free.isfinite().all()) == (token != of.id_of("</think>"))
+            (end,) = of.eos_ids
+            assert not free[end].isfinite()
+            assert bool(free[: end - 1].isfinite().all()) == (token != of.id_of("</think>"))
         mask.accept(int(of.encode("t")[0]))
     grammars.close()
 
