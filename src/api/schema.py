@@ -114,7 +114,7 @@ class ResponseFormat(Fields, frozen=True):
 
 
 class RegrowOptions(Fields, frozen=True):
-    """The extension object. `deadline_ms` counts from the arrival of the request; `pin` is the index of a
+    """The extension object. `deadline_ms` counts from when the request is queued; `pin` is the index of a
     message at whose end a checkpoint is kept."""
 
     progress: bool | None = None

@@ -37,6 +37,7 @@ async def metrics(client: Client) -> dict[str, float]:
 
 async def test_what_the_metrics_count_is_what_the_answers_say(hybrid: Server) -> None:
     async with hybrid.client() as client:
+        await client.until(lambda status: status["engine"]["running"] == 0)
         before = await metrics(client)
         turns = [await ask(client, hybrid.model, HELLO, max_tokens=9) for _ in range(3)]
         after = await metrics(client)
