@@ -52,6 +52,13 @@ class Serving:
         return cls(admit, epoch, wiring.detokenizer(), wiring.spell, stops, wiring.now())
 
     @property
+    def reads(self) -> bool:
+        """Whether its prompt is being read. A read that is to stop goes on until its job has ended: who waits
+        for it is to find what it leaves (S6)."""
+        unread = self.position < len(self.admit.prepared.keys) - 1
+        return self.phase in ("mounting", "reading") or (self.phase == "stopping" and unread)
+
+    @property
     def usage(self) -> Usage:
         """What was really read and drawn; the last token of a prompt is read with the first step."""
         prompt = len(self.admit.prepared.keys)

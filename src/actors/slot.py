@@ -458,7 +458,7 @@ class SlotActor:
                 namespace=session.namespace,
                 keys=session.keys[: session.public],
                 live=session.live and session.length <= session.public,
-                reading=serving is not None and serving.phase in ("mounting", "reading"),
+                reading=serving is not None and serving.reads,
             )
         )
         if self._w.later is not None and serving is None and session.length:

@@ -4,8 +4,9 @@ import asyncio
 
 import pytest
 
+from regrow.actors.events import ReadProgress
 from regrow.api.intake import forks
-from regrow.policy.request import GenerateRequest, SamplingParams
+from regrow.policy.request import Exactness, GenerateRequest, SamplingParams
 from tests.actors.world import House, chat, in_house, keys_of, raw, text
 from tests.world.engine import CHUNK
 
@@ -66,3 +67,30 @@ def test_a_prompt_of_one_or_two_tokens_can_be_answered_several_times() -> None:
             assert [a.tokens for a in answers] == [house.truth(request) for request in requests]
 
     in_house(scenario, seeds=[0])
+
+
+@pytest.mark.parametrize("exact", ["full", "cache", "off"])
+@pytest.mark.parametrize("budget", [0, 1 << 20])
+def test_forks_are_right_in_every_mode_and_without_room_for_a_state(exact: Exactness, budget: int) -> None:
+    async def scenario(house: House) -> None:
+        requests = forks(chat("hi", sampling=SAMPLED), N)
+        runs = [await house.submit(request) for request in requests]
+        answers = await asyncio.gather(*(house.ended(run) for run in runs))
+        assert [answer.tokens for answer in answers] == [house.truth(request) for request in requests]
+
+    in_house(scenario, seeds=range(2), exact=exact, budget=budget)
+
+
+def test_where_the_reader_of_forks_is_cancelled_another_one_reads_on() -> None:
+    async def scenario(house: House) -> None:
+        requests = forks(raw(text(5, 6 * CHUNK)), N)
+        runs = [await house.submit(request) for request in requests]
+        seen = await house.until(runs[0], ReadProgress, nth=2)
+        await runs[0].cancel()
+        first, *others = await asyncio.gather(house.ended(runs[0], seen), *map(house.ended, runs[1:]))
+        assert first.reason == "cancelled"
+        assert [answer.tokens for answer in others] == [house.truth(request) for request in requests[1:]]
+        read = (await house.engine.status()).device.counters.read_tokens
+        assert read <= len(keys_of(requests[0])) - 1 + CHUNK
+
+    in_house(scenario, seeds=range(3))
