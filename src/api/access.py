@@ -55,9 +55,16 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 def _told(request: web.Request, error: Exception) -> web.Response:
-    return (message_response if request.path.startswith("/v1/messages") else response_of)(error)
+    return (message_response if _is_message(request) else response_of)(error)
+
+
+def _is_message(request: web.Request) -> bool:
+    return request.path.startswith("/v1/messages")
 
 
 async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
     """Signal handler: name the request in the headers of its answer, streams included."""
-    response.headers["X-Request-Id"] = structlog.contextvars.get_contextvars()["request_id"]
+    name = structlog.contextvars.get_contextvars()["request_id"]
+    response.headers["X-Request-Id"] = name
+    if _is_message(request):
+        response.headers["request-id"] = name  # as Anthropic's clients look for it

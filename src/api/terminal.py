@@ -106,6 +106,8 @@ class Chat:
         elif about:
             reply.regrow = about
         for choice in chunk["choices"]:
+            if choice["delta"].get("reasoning_content"):
+                status.update("thinking")
             if text := choice["delta"].get("content"):
                 status.stop()
                 reply.last = self._clock()

@@ -322,6 +322,19 @@ async def test_errors_have_anthropics_shape_and_the_official_client_knows_them(
         assert (response.status, (await response.json())["error"]["type"]) == (400, "invalid_request_error")
 
 
+async def test_a_key_is_asked_for_and_a_request_is_named_as_anthropic_does(
+    start: Start, engine: StubEngine, client_of
+) -> None:
+    served = await start(engine, api_keys=("secret",))
+    client = client_of(served)
+    with pytest.raises(anthropic.AuthenticationError) as refused:
+        await client.messages.create(model="stub", max_tokens=5, messages=MESSAGES)
+    assert refused.value.body["error"]["type"] == "authentication_error"
+    keyed = client.with_options(api_key="secret", default_headers={"X-Request-Id": "mine-1"})
+    message = await keyed.messages.create(model="stub", max_tokens=5, messages=MESSAGES)
+    assert message._request_id == "mine-1"
+
+
 @pytest.mark.parametrize("error", [DeviceFailed("out of memory"), ValueError("secret")])
 async def test_a_stream_that_fails_ends_with_an_error_event(
     start: Start, client_of, error: Exception
