@@ -42,6 +42,22 @@ def test_roots_a_new_chat_reads_what_is_new_and_at_most_8_tokens_more_whoever_ho
             assert row["reused"] + row["read"] == row["prompt"] - 1
 
 
+def test_live_a_loop_of_calls_reads_the_same_and_sends_less_where_the_server_keeps_the_history(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = load("live")
+    monkeypatch.setattr(live, "QUICK_CALLS", 2)
+    monkeypatch.setattr(live, "OPENING", 60)
+    monkeypatch.setattr(live, "RESULT", 10)
+    chat, *others = run(live, "live", tmp_path, monkeypatch)
+    assert len(others) == 2
+    for row in (chat, *others):
+        assert row["worst, read - new"] <= 12, row
+    for row in others:
+        assert row["KB sent"] < chat["KB sent"] * 0.8
+        assert row["read"] == pytest.approx(chat["read"], abs=50)
+
+
 def test_exact_nothing_differs_however_a_prompt_arrives(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
