@@ -79,9 +79,11 @@ class XmlReader(CallReader):
     def _value(self, index: int, types: frozenset[str]) -> Steps[bool]:
         """Tell of a value; say whether its end came."""
         if types != {"string"}:
-            while (at := self._text.find(END_PARAMETER)) < 0:
+            seen = 0
+            while (at := self._text.find(END_PARAMETER, seen)) < 0:
                 if self._ended:
                     return False
+                seen = max(len(self._text) - len(END_PARAMETER), 0)
                 yield None
             yield CallArguments(index, _converted(self._take(at), types))
             self._take(len(END_PARAMETER))
