@@ -2,8 +2,11 @@
 
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from regrow.models.answer_reader import (
     AnswerReader,
@@ -206,6 +209,72 @@ def test_every_split_of_a_text_gives_the_same_calls(sample: Sample) -> None:
         for first in range(step):
             pieces = [text[:first], *(text[i : i + step] for i in range(first, len(text), step))]
             assert told(parts_of(read(sample, pieces))) == wanted, (step, first)
+
+
+FRAGMENTS = [
+    *("<tool_call>", "</tool_call>", "<function=look>", "</function>", "<parameter=city>", "</parameter>"),
+    *(
+        "<parameter=deep>",
+        "<|tool_call_start|>",
+        "<|tool_call_end|>",
+        "<|python_tag|>",
+        "<think>",
+        "</think>",
+    ),
+    *(
+        '{"name": "look", "arguments": ',
+        '{"name": "look", "parameters": ',
+        '{"days": 1}',
+        '"name"',
+        "look(",
+        "days=1",
+    ),
+    *(
+        "{",
+        "}",
+        "[",
+        "]",
+        "(",
+        ")",
+        '"',
+        "'",
+        "\\",
+        ",",
+        ";",
+        ":",
+        "<",
+        ">",
+        " ",
+        "\n",
+        "\n\n",
+        "a",
+        "🙂",
+        "null",
+    ),
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    format_=st.sampled_from(["hermes", "qwen-xml", "llama", "lfm2"]),
+    fragments=st.lists(st.sampled_from(FRAGMENTS), max_size=14),
+    cuts=st.lists(st.integers(0, 200), max_size=8),
+    thinks=st.booleans(),
+)
+def test_whatever_a_model_writes_is_read_alike_in_any_pieces(
+    format_: ToolFormat, fragments: list[str], cuts: list[int], thinks: bool
+) -> None:
+    text = "".join(fragments)
+    sample = Sample(format_, text, [], thinks=thinks)
+    whole = parts_of(read(sample, [text]))
+    edges = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
+    assert parts_of(read(sample, [text[a:b] for a, b in pairwise(edges)])) == whole
+    assert parts_of(read(sample, list(text))) == whole
+    if format_ != "llama" and not any(  # its calls need no mark
+        mark in text
+        for mark in ("<tool_call>", "<function=", "<|tool_call_start|>", "<|python_tag|>", "think>")
+    ):
+        assert whole.calls or whole.content == text or (thinks and whole.reasoning == text.lstrip())
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=IDS)
