@@ -12,10 +12,12 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Annotated
 
 import msgspec
 import structlog
 from aiohttp import WSCloseCode, WSMsgType, web
+from msgspec import Meta
 
 from regrow.api.body import decode
 from regrow.api.errors import Unauthorized, body_of
@@ -35,6 +37,9 @@ log = structlog.get_logger(__name__)
 
 
 SOCKETS = web.AppKey("sockets", set["Socket"])
+
+
+Name = Annotated[str, Meta(min_length=1, max_length=256)]  # of a request; said again with every event
 
 
 class Auth(Fields, frozen=True, tag_field="type", tag="auth"):

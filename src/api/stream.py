@@ -23,8 +23,8 @@ from regrow.api.models import check_served
 from regrow.api.port import Run
 from regrow.api.runs import BrokenOff, submitted
 from regrow.api.said import Ended, Said, said_by
-from regrow.api.schema import ChatRequest, Fields, Filled
-from regrow.api.socket import Auth, Socket, open_socket
+from regrow.api.schema import ChatRequest, Fields
+from regrow.api.socket import Auth, Name, Socket, open_socket
 from regrow.api.state import GATE, SETTINGS
 from regrow.errors import BadRequest, Overloaded
 from regrow.models.deltas import CallArguments, CallStart, Content, Delta, Reasoning
@@ -33,12 +33,12 @@ AT_ONCE = 128  # requests of one connection
 
 
 class Create(Fields, frozen=True, tag_field="type", tag="create"):
-    id: Filled
+    id: Name
     request: msgspec.Raw
 
 
 class Cancel(Fields, frozen=True, tag_field="type", tag="cancel"):
-    id: Filled
+    id: Name
 
 
 class Ping(Fields, frozen=True, tag_field="type", tag="ping"):

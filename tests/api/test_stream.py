@@ -170,6 +170,7 @@ async def test_a_request_can_be_cancelled_before_the_engine_has_taken_it(start: 
         ("{", None, "invalid_json"),
         ('{"type": "dance"}', "type", "invalid_value"),
         ('{"type": "create", "request": {}}', "id", "missing_required_parameter"),
+        (json.dumps({"type": "create", "id": "x" * 257, "request": {}}), "id", "invalid_value"),
         ('{"type": "create", "id": 5, "request": {}}', "id", "invalid_value"),
         ("[1]", None, "invalid_value"),
     ],

@@ -6,7 +6,8 @@ that a later one goes on from.
 
 import dataclasses
 import re
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import msgspec
@@ -22,7 +23,7 @@ from regrow.api.responses.answer import LOGPROBS, ResponseAnswer
 from regrow.api.responses.items import items_of, messages_of, new_id
 from regrow.api.responses.schema import Item, ResponsesRequest, Said
 from regrow.api.responses.store import Kept, ResponseStore
-from regrow.api.runs import BrokenOff
+from regrow.api.runs import BrokenOff, submitted
 from regrow.api.said import said_by
 from regrow.api.schema import (
     ChatRequest,
@@ -62,6 +63,15 @@ class Turn:
     nbytes: int
     stores: Sequence[ResponseStore]
     error: RegrowError | None = None
+
+    @asynccontextmanager
+    async def taken(self) -> AsyncIterator[Run]:
+        """The run of the response; raises what the engine refuses it with, by the names of fields here."""
+        try:
+            async with submitted(self.engine, self.request) as run:
+                yield run
+        except BadRequest as error:
+            raise named_otherwise(error) from None
 
     async def events(self, run: Run) -> AsyncGenerator[Body, None]:
         """Yield the events of the stream; `error` says afterwards why the answer is not complete."""

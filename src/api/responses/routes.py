@@ -15,7 +15,6 @@ from regrow.api.responses.create import Turn, turn_of
 from regrow.api.responses.items import listed
 from regrow.api.responses.schema import ResponsesRequest
 from regrow.api.responses.store import STORE, Kept
-from regrow.api.runs import submitted
 from regrow.api.sse import EventStream
 from regrow.api.state import SETTINGS
 from regrow.errors import BadRequest, RegrowError
@@ -34,7 +33,7 @@ async def create_response(request: web.Request) -> web.StreamResponse:
     turn = turn_of(request.app, asked, [store], [] if asked.store is False else [store])
     if asked.background:
         return json_response(await _in_background(request.app, turn))
-    async with submitted(turn.engine, turn.request) as run:
+    async with turn.taken() as run:
         if asked.stream:
             return await _streamed(request, turn, run)
         async with aclosing(turn.events(run)) as events:
@@ -72,7 +71,7 @@ async def _in_background(app: web.Application, turn: Turn) -> Body:
 
     async def work() -> None:
         try:
-            async with submitted(turn.engine, turn.request) as run, aclosing(turn.events(run)) as events:
+            async with turn.taken() as run, aclosing(turn.events(run)) as events:
                 async for _ in events:
                     if not taken.done():
                         taken.set_result(turn.answer.body)

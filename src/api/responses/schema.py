@@ -139,20 +139,6 @@ class ResponsesRequest(Generation, frozen=True):
     prompt: object = None
 
 
-class ResponseCreate(ResponsesRequest, frozen=True, tag_field="type", tag="response.create"):
-    """The same, said over a WebSocket. stream_id: the lane, in which responses are made one after the
-    other."""
-
-    stream_id: Filled | None = None
-
-
-class ResponseSteer(Fields, frozen=True, tag_field="type", tag="response.steer"):
-    """Decoded only to be refused."""
-
-    previous_response_id: str
-    input: object = None
-
-
 def text_of(content: str | list[ContentPart], param: str) -> str:
     """Return the text of content; raises BadRequest for what is no text."""
     if isinstance(content, str):

@@ -17,17 +17,31 @@ from regrow.api.body import decoded
 from regrow.api.errors import body_of, status_of
 from regrow.api.facts import Body
 from regrow.api.responses.create import turn_of
-from regrow.api.responses.schema import ResponseCreate, ResponseSteer
+from regrow.api.responses.schema import ResponsesRequest
 from regrow.api.responses.store import STORE, ResponseStore
-from regrow.api.runs import submitted
 from regrow.api.schema import Fields
-from regrow.api.socket import Auth, Socket, open_socket
+from regrow.api.socket import Auth, Name, Socket, open_socket
 from regrow.errors import BadRequest, Overloaded, RegrowError
 
 AT_ONCE = 128  # responses of one connection that are asked for and not made yet
 KEPT, KEPT_BYTES = 256, 64 << 20  # responses of one connection
 
 log = structlog.get_logger(__name__)
+
+
+class ResponseCreate(ResponsesRequest, frozen=True, tag_field="type", tag="response.create"):
+    """A request, as it is said here. stream_id: its lane, in which responses are made one after the other."""
+
+    stream_id: Name | None = None
+
+
+class ResponseSteer(Fields, frozen=True, tag_field="type", tag="response.steer"):
+    """Decoded only to be refused."""
+
+    previous_response_id: str
+    input: object = None
+
+
 Heard = cast(type[Fields], ResponseCreate | ResponseSteer | Auth)
 
 
@@ -99,7 +113,7 @@ class Lanes:
         kept_in = [self.kept] if asked.store is False else [self.kept, stored]
         turn = turn_of(self.app, asked, [self.kept, stored], kept_in)
         lane: Body = {} if asked.stream_id is None else {"stream_id": asked.stream_id}
-        async with submitted(turn.engine, turn.request) as run, aclosing(turn.events(run)) as events:
+        async with turn.taken() as run, aclosing(turn.events(run)) as events:
             async for body in events:
                 await self.socket.send({**body, **lane})
 
