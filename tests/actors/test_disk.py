@@ -5,7 +5,7 @@ import asyncio
 import errno
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import pytest
@@ -443,39 +443,59 @@ def test_a_client_that_goes_while_its_record_is_read_leaves_nothing_behind() -> 
     in_homes(scenario)
 
 
+@dataclass
+class Person:
+    """Somebody who goes on with chats at random; what was answered is right, or an actor was crashed."""
+
+    rng: random.Random
+    chats: list[list[str]] = field(default_factory=lambda: [["hello"]])
+    restored: int = 0
+
+    async def turn(self, house: House) -> None:
+        rng, contents = self.rng, self.rng.choice(self.chats)
+        if rng.random() < 0.3:
+            contents = contents[: rng.randrange(1, len(contents) + 1, 2)]
+            self.chats.append(contents)
+        request = chat(*contents, max_tokens=rng.choice([1, 6]), cache_salt=rng.choice([None, None, "salt"]))
+        run = await house.submit(request)
+        if rng.random() < 0.2:
+            house.world.call_later(rng.random(), house.world.create_task, run.cancel())
+        answer = await house.ended(run)
+        if answer.reason in ("length", "stop", "cancelled"):
+            truth = house.truth(request)
+            assert answer.tokens == truth[: len(answer.tokens)]
+            assert answer.reason == "cancelled" or len(answer.tokens) == len(truth)
+        else:
+            assert answer.reason == "ActorDown"
+            assert house.crashed
+        self.restored += answer.end.reuse.source == "disk"
+        contents += [answer.text or "-", f"{rng.randrange(3)} " * rng.choice([1, 20, 60])]
+        await asyncio.sleep(rng.choice([0, 0.5, 1.5, 3.0]))
+
+
 @KINDS
-@pytest.mark.parametrize("seed", range(6))
-def test_random_lives_with_kills_and_faults_of_the_disk_give_right_answers_only(
-    hybrid: bool, seed: int
-) -> None:
+def test_random_lives_with_kills_crashes_and_faults_of_the_disk_give_right_answers_only(hybrid: bool) -> None:
     """Chats go on and branch in several houses, each of which is killed or stopped; now and then the disk
-    fails or has lost a bit."""
+    fails or has lost a bit, an actor crashes, a client goes."""
 
     async def scenario(home: Home) -> int:
-        rng = random.Random(seed)
-        chats: list[list[str]] = [["hello"]]
-        restored = 0
+        rng = home.world.rng
+        person = Person(rng)
         for life in range(5):
             for content in list(home.disk.names.values()):
-                if rng.random() < 0.1:
+                if content.data and rng.random() < 0.1:
                     content.data[rng.randrange(len(content.data))] ^= 1 << rng.randrange(8)
             budget = rng.choice([40_000, 100_000, 1 << 20])
             async with home.opened(slots=rng.choice([1, 2, 3]), budget=budget) as opened:
-                for _ in range(5):
+                for _ in range(4):
                     home.disk.fails = {"write": errno.EIO} if rng.random() < 0.2 else {}
-                    contents = rng.choice(chats)
-                    if rng.random() < 0.3:
-                        contents = contents[: rng.randrange(1, len(contents) + 1, 2)]
-                        chats.append(contents)
-                    request = chat(*contents)
-                    answer = await answered(opened, request)
-                    restored += answer.end.reuse.source == "disk"
-                    contents += [answer.text or "-", f"{rng.randrange(3)} " * rng.choice([1, 20, 60])]
-                    await asyncio.sleep(rng.choice([0, 0.5, 1.5, 3.0]))
+                    if rng.random() < 0.1:
+                        name = rng.choice(["disk", "cache", "slot-0"])
+                        opened.world.call_later(rng.random(), opened.crash, name)
+                    await asyncio.gather(*(person.turn(opened) for _ in range(rng.choice([1, 2]))))
                 if rng.random() < 0.5:
                     home.killed(seed=life)
-                else:
-                    home.disk.fails = {}
-        return restored
+                home.disk.fails = {}
+        return person.restored
 
-    assert sum(in_homes(scenario, seeds=[seed], hybrid=hybrid)) > 0
+    assert sum(in_homes(scenario, seeds=range(8), hybrid=hybrid)) > 8
