@@ -153,6 +153,14 @@ async def test_what_cannot_be_served_is_an_error_that_names_the_field(client: Cl
         await client.openai.chat.completions.create(model="gpt", messages=MESSAGES)
 
 
+async def test_a_client_that_runs_out_of_time_leaves_nothing_behind(client: Client, hybrid: Server) -> None:
+    endless = {"ignore_eos": True}
+    with pytest.raises(openai.APITimeoutError):
+        await chat(client, hybrid, max_tokens=8000, timeout=0.5, extra_body=endless)
+    await client.until(lambda status: all(slot["phase"] == "idle" for slot in status["slots"]))
+    assert (await chat(client, hybrid)).choices[0].message.content
+
+
 async def test_a_client_that_leaves_a_structured_answer_leaves_nothing_behind(
     client: Client, hybrid: Server
 ) -> None:
