@@ -19,6 +19,7 @@ from regrow.actors.messages import DigestRequest
 from regrow.actors.served import Served, load_served
 from regrow.config import EngineSettings
 from regrow.policy.request import GenerateRequest
+from tests.engine.test_random_lives import SLOTS, Faulty, Life
 
 FAMILIES = ("qwen3_5", "falcon_h1", "llama", "gemma3")
 KILLS = 25
@@ -80,6 +81,35 @@ async def test_v3_before_and_after_a_restart_answers_and_digests_are_those_of_re
         assert other[2].reuse.source == "disk"
         assert other[2].reuse.reused >= 0.95 * one[2].reuse.reused > 0
     assert after[0][2].reuse.read < 60
+
+
+@pytest.mark.parametrize("family", ["qwen4_exp", "llama"])
+async def test_v3_random_lives_across_restarts_answer_as_an_engine_that_keeps_nothing(
+    family: str, tmp_path: Path
+) -> None:
+    """The lives of `test_random_lives.py`, in several engines on one directory, with memory for little."""
+    settings = settings_of(family, tmp_path, parallel=SLOTS, save_after_s=0.0)
+    served = load_served(settings, lambda text, share: None)
+    fresh = load_served(replace(settings, cache=False), lambda text, share: None)
+    geometry = served.runner.geometry
+    small = 8 * geometry.bytes_per_checkpoint + 2000 * geometry.bytes_per_token
+    never = replace(settings, cache=False, cache_dir=None)
+    faulty, life, restored = Faulty(served.runner), None, 0
+    async with Engine.open(never, served=replace(fresh, budget=0)) as oracle:
+        for _ in range(4):
+            served.runner.reset()
+            opened = replace(served, runner=faulty, budget=small)
+            async with Engine.open(settings, served=opened) as engine:
+                life = life or Life(3, engine, oracle, faulty)
+                life.engine = engine
+                for _ in range(4):
+                    await life.go_on()
+                await life.check_digests()
+                report = (await engine.status()).disk
+                assert report is not None
+                assert report.counters.set_aside == 0
+                restored += report.counters.restored
+    assert restored > 0
 
 
 async def test_v2_what_was_restored_is_what_reading_again_gives(tmp_path: Path) -> None:
