@@ -127,6 +127,7 @@ async def test_parallel_calls_are_told_apart_and_one_that_is_cut_off_is_none(
         tools=TOOLS,
         tool_choice="required",
         temperature=1.0,
+        seed=1,
         logit_bias=endless,
         max_tokens=500,
     )
