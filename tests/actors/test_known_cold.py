@@ -15,7 +15,7 @@ import pytest
 
 from regrow.actors.disk_messages import WriteOut
 from regrow.actors.events import Placed, Repacked
-from regrow.actors.known_cold import ColdBook, KnownCold
+from regrow.actors.known_cold import ColdBook, Considered, KnownCold
 from regrow.actors.threads import Threads
 from regrow.config import EngineSettings
 from regrow.errors import ActorDown, BadConfig, BadRequest
@@ -330,39 +330,58 @@ def test_a_client_that_leaves_while_it_submits_closes_its_conversation(tmp_path:
     in_world(scenario, tmp_path, seeds=4)
 
 
+class Here:
+    """Threads that are none."""
+
+    async def run(self, function: Callable[[], Any]) -> Any:
+        return function()
+
+
+def known_cold(path: Path, holds: Callable[[], bool], time: list[float]) -> KnownCold:
+    """What decides, alone: every prompt has one cut, and `holds` says whether that is held."""
+
+    async def asked(prefixes: frozenset[bytes]) -> bool:
+        assert prefixes == {b"a cut"}
+        return holds()
+
+    clock = SteadyClock("boot", 0.0, lambda: time[0])
+    book = ColdBook.open(EngineSettings(data_dir=path), Namespace.of("a model"), clock)
+    return KnownCold(book, cast(Threads, Here()), lambda request: frozenset({b"a cut"}), asked)
+
+
+async def decisions(known: KnownCold, time: list[float]) -> list[str | None]:
+    """Ask three times, the second time after a long rest."""
+    decided = []
+    for time[0] in (0.0, TTL + 1, TTL + 2):
+        considered = await known.consider(agent())
+        known.ended(considered.key)
+        decided.append(considered.repacked and considered.repacked.decision)
+    return decided
+
+
 def test_a_tier_that_cannot_be_asked_may_hold_it(tmp_path: Path) -> None:
-    class Here:
-        async def run(self, function: Callable[[], Any]) -> Any:
-            return function()
-
-    async def decided(answer: Callable[[], bool]) -> list[Repacked | None]:
-        async def holds(prefixes: frozenset[bytes]) -> bool:
-            assert prefixes == {b"a cut"}
-            return answer()
-
-        time = [0.0]
-        clock = SteadyClock("boot", 0.0, lambda: time[0])
-        book = ColdBook.open(
-            EngineSettings(data_dir=tmp_path / answer.__name__), Namespace.of("a model"), clock
-        )
-        known = KnownCold(book, cast(Threads, Here()), lambda request: frozenset({b"a cut"}), holds)
-        found = []
-        for time[0] in (0.0, 601.0, 602.0):
-            considered = await known.consider(agent())
-            known.ended(considered.key)
-            found.append(considered.repacked)
-        book.close()
-        return found
-
-    def gone() -> bool:
-        return False
-
     def down() -> bool:
         raise ActorDown("the cache was restarted")
 
-    cold, sticky = asyncio.run(decided(gone))[1:]
-    assert (cold.decision, sticky.decision) == ("cold", "sticky")  # type: ignore[union-attr]
-    assert asyncio.run(decided(down)) == [None, None, None]
+    time = [0.0]
+    lost, doubted = (known_cold(tmp_path / name, holds, time) for name, holds in (("a", bool), ("b", down)))
+    assert asyncio.run(decisions(lost, time)) == [None, "cold", "sticky"]
+    assert asyncio.run(decisions(doubted, time)) == [None, None, None]
+
+
+def test_where_originals_cannot_be_kept_conversations_are_shortened_all_the_same(tmp_path: Path) -> None:
+    time = [0.0]
+    known = known_cold(tmp_path, bool, time)
+    (tmp_path / "originals").rmdir()
+    (tmp_path / "originals").touch()
+    assert asyncio.run(decisions(known, time)) == [None, "cold", "sticky"]
+
+
+@pytest.mark.parametrize("request_", [GenerateRequest(prompt="Hello"), GenerateRequest(messages=[SYSTEM])])
+def test_what_is_no_conversation_is_left_alone(tmp_path: Path, request_: GenerateRequest) -> None:
+    known = known_cold(tmp_path, bool, [0.0])
+    considered = asyncio.run(known.consider(request_))
+    assert considered == Considered(request_)
 
 
 def test_two_engines_never_share_a_book(tmp_path: Path) -> None:
