@@ -18,12 +18,8 @@ Mark = Callable[[str], str]
 def json_grammar(answer: JsonAnswer, calls: str | None = None) -> str:
     """Return the grammar of an answer that is JSON, or calls tools where their `call_rules` are given; white
     space may stand before it."""
-    value = f"value: {_json(answer.schema, strict=True)}\n"
-    return (
-        f"start: LEAD? value\n{LEAD}{value}"
-        if calls is None
-        else f"start: LEAD? (value | calls)\n{LEAD}{value}{calls}"
-    )
+    start = "value" if calls is None else "(value | calls)"
+    return f"start: LEAD? {start}\n{LEAD}value: {_json(answer.schema, strict=True)}\n{calls or ''}"
 
 
 def call_grammar(calls: str) -> str:

@@ -5,6 +5,7 @@ same marks stand JSON objects with `name` and `arguments` too, as some templates
 """
 
 import ast
+import re
 
 from regrow.models.call_reader import CallReader, call_in, json_text
 from regrow.models.deltas import Content
@@ -83,12 +84,13 @@ def _call(text: str) -> tuple[str, str]:
     """Return the name and the arguments (JSON) of a call; raises ValueError, TypeError or SyntaxError."""
     if text.startswith("{"):
         return call_in(text)
-    node = ast.parse(text, mode="eval").body
-    if not isinstance(node, ast.Call) or node.args:
+    name, _, rest = text.partition("(")
+    node = ast.parse(f"_({rest}", mode="eval").body  # names of tools need not be Python's
+    if not re.fullmatch(r"[^\s'\"]{1,256}", name) or not isinstance(node, ast.Call) or node.args:
         raise ValueError("not a call with named arguments")
     arguments = {}
     for given in node.keywords:
         if given.arg is None:
             raise ValueError("arguments are not spelled out")
         arguments[given.arg] = ast.literal_eval(_Json().visit(given.value))
-    return ast.unparse(node.func), json_text(arguments)
+    return name, json_text(arguments)

@@ -171,6 +171,7 @@ SAMPLES = [
         '<|tool_call_start|>[{"name": "look", "arguments": {"city": "a\'b"}}, look()]<|tool_call_end|>',
         [("look", {"city": "a'b"}), ("look", {})],
     ),
+    Sample("lfm2", "<|tool_call_start|>[mcp-x.look(days=1)]<|tool_call_end|>", [("mcp-x.look", {"days": 1})]),
     Sample("lfm2", "<|tool_call_start|>none", [], "<|tool_call_start|>none"),
     Sample(
         "lfm2", r"<|tool_call_start|>[look(city='\ud83d\ude42')]<|tool_call_end|>", [("look", {"city": "🙂"})]
