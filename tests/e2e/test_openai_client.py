@@ -59,6 +59,12 @@ async def test_a_stop_string_ends_an_answer_wherever_tokens_end(client: Client, 
         assert answer.choices[0].finish_reason == "stop"
 
 
+async def test_an_answer_that_says_one_token_for_ever_is_ended(client: Client, hybrid: Server) -> None:
+    answer = await chat(client, hybrid, logit_bias={str(ord("a")): 100}, max_tokens=1000)
+    assert answer.choices[0].message.content == "a" * 256
+    assert answer.choices[0].finish_reason == "length"
+
+
 async def test_several_answers_read_their_prompt_once_and_have_logprobs_of_their_own(
     client: Client, hybrid: Server
 ) -> None:
