@@ -368,6 +368,8 @@ def _cache(arguments: argparse.Namespace) -> int:
             return _print("every record is as it was written")
         _print_rows(HEADS, broken)
         return FAILED
+    except OSError as error:
+        raise RegrowError(f"cache: {error}") from None
     finally:
         listing.close()
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from regrow.actors.on_disk import OnDisk, ToSave
 from regrow.actors.parking import Conversation, Parkable, Range
-from regrow.actors.shelf import Shelf, Span, State
+from regrow.actors.shelf import KEY_BYTES, Shelf, Span, State
 from regrow.gpu.types import HostCells
 from regrow.policy.directory import CutHash, HolderId
+from regrow.policy.ledger import Kind
 from regrow.store.record import RecordKind
 from regrow.store.records import PartKey
 
@@ -56,6 +57,7 @@ class WriteBehind:
         self._ready = ready
         self._parts: Counter[PartKey] = Counter()
         self._cuts: Counter[CutHash] = Counter()
+        self._keys: dict[HolderId, int] = {}
         self._writing: _Writing | None = None
         self._pending: dict[HolderId, None] = {}
         self._waiting: dict[HolderId, bool] = {}  # the slot, and whether it was told
@@ -67,16 +69,21 @@ class WriteBehind:
         return self._writing is None and not self._pending and not self._waiting
 
     def changed(self, added: Sequence[OnDisk], gone: Collection[HolderId]) -> None:
-        """Note which records can be used."""
+        """Note which records can be used. Their keys are in memory, and count (B1)."""
         for name in self.records.keys() & set(gone):
             record = self.records.pop(name)
             self._parts.subtract(_parts(record))
             self._cuts.subtract(record.holder.cuts)
+            if name in self._keys:
+                self._give_back(self._keys.pop(name))
         for record in added:
             if record.holder.id not in self.records:
                 self.records[record.holder.id] = record
                 self._parts.update(_parts(record))
                 self._cuts.update(record.holder.cuts)
+                lease = self._lease("keys", KEY_BYTES * len(record.keys))
+                if lease is not None:
+                    self._keys[record.holder.id] = lease
 
     def may_hold(self, prefixes: Collection[bytes]) -> bool:
         """Say whether what is on its way to disk has one of these prefixes."""
@@ -130,8 +137,7 @@ class WriteBehind:
         for prefix in writing.kept:
             self._shelf.unpin(prefix)
         if writing.lease is not None:
-            self._shelf.buffers.remove(writing.lease)
-            self._shelf.ledger.release(writing.lease)
+            self._give_back(writing.lease)
         self.go_on()
 
     def go_on(self) -> None:
@@ -193,9 +199,7 @@ class WriteBehind:
         for state in kept.values():
             state.pins += 1
         size = sum(stop - start for start, stop, _ in ranges) * self._bytes_per_token
-        lease = shelf.reserve("buffer", size) if size else None
-        if lease is not None:
-            shelf.buffers.add(lease)
+        lease = self._lease("buffer", size) if size else None
         name = HolderId("disk", next(self._numbers))
         cells = {key: span.cells for key, span in there.items() if span.cells is not None}
         pinned = tuple(there.values())
@@ -204,6 +208,16 @@ class WriteBehind:
             self.written(name)
             return None
         return self._writing
+
+    def _lease(self, kind: Kind, size: int) -> int | None:
+        lease = self._shelf.reserve(kind, size)
+        if lease is not None:
+            self._shelf.buffers.add(lease)
+        return lease
+
+    def _give_back(self, lease: int) -> None:
+        self._shelf.buffers.remove(lease)
+        self._shelf.ledger.release(lease)
 
     def _start(self, writing: _Writing) -> None:
         """Have the roots written that the disk lacks, and then all of it."""

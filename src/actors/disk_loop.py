@@ -222,9 +222,8 @@ class DiskLoop:
                 log.error("disk tier", error=repr(error), exc_info=error)
         if state != self.counters.state:
             log.warning("disk tier", state=state, reason=str(error))
-        self.counters = replace(
-            self.counters, state=state, reason=str(error), failed=self.counters.failed + 1
-        )
+        reason = "" if state == "on" else str(error)
+        self.counters = replace(self.counters, state=state, reason=reason, failed=self.counters.failed + 1)
 
     def _end(self, write: Write, error: Exception | None) -> None:
         self._writing = None

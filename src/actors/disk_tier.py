@@ -1,17 +1,20 @@
 """The disk tier as a whole: opened before the actors start, closed after they have stopped."""
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from regrow.actors.disk import DiskActor
 from regrow.actors.disk_loop import DiskLoop
-from regrow.actors.disk_messages import LiveRecords
+from regrow.actors.disk_messages import LiveRecords, SaveSession, WriteOut
 from regrow.actors.on_disk import OnDisk, on_disk
+from regrow.actors.runtime import ActorRef
 from regrow.actors.served import Served
 from regrow.actors.threads import Threads
 from regrow.config import EngineSettings
+from regrow.errors import ActorDown, BadConfig, DeadlineExceeded, Overloaded
 from regrow.gpu.memory import MIB
 from regrow.store.files import Files, OsFiles
 from regrow.store.records import Records
@@ -19,6 +22,7 @@ from regrow.store.records import Records
 log = structlog.get_logger(__name__)
 GIB = 1 << 30
 FLOOR = GIB  # bytes that stay free on the file system
+WRITE_OUT_S = 15.0  # at the end what is not on disk yet gets so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,11 @@ class DiskTier:
         files = OsFiles(directory) if directory is not None and files is None else files
         assert files is not None
         records = Records(files, served.namespace.digest, 0, FLOOR if real else 0)
-        records.open()
+        try:
+            records.open()
+        except OSError as error:
+            files.close()
+            raise BadConfig(f"--cache-dir: {directory}: {error}; give one that can be read") from None
         if settings.cache_disk_gib is None:  # of what is free, or taken by records already
             records.budget = (files.free() + records.used) // 2
         else:
@@ -78,6 +86,13 @@ class DiskTier:
             tell=tell,
             now=now,
         )
+
+    async def write_out(self, slots: Sequence[ActorRef], cache: ActorRef) -> None:
+        """Bring to disk what is not there yet, as far as there is time."""
+        with contextlib.suppress(DeadlineExceeded, ActorDown, Overloaded):
+            for slot in slots:
+                await slot.ask(SaveSession(), WRITE_OUT_S)
+            await cache.ask(WriteOut(), WRITE_OUT_S)
 
     def close(self) -> None:
         """Let another process have the directory."""

@@ -18,12 +18,7 @@ import structlog
 
 from regrow.actors.cache import CacheActor
 from regrow.actors.device import DeviceActor, Outbox
-from regrow.actors.disk_messages import (
-    DiskReport,
-    DiskStats,
-    SaveSession,
-    WriteOut,
-)
+from regrow.actors.disk_messages import DiskReport, DiskStats
 from regrow.actors.disk_tier import DiskTier
 from regrow.actors.engine_actor import EngineActor, EngineWiring, LivingRequest
 from regrow.actors.events import Event
@@ -68,7 +63,6 @@ from regrow.store.files import Files
 
 log = structlog.get_logger(__name__)
 MAILBOX = 4096
-WRITE_OUT_S = 15.0  # at the end what is not on disk yet gets so long
 Watcher = Callable[[str, Event], None]
 
 
@@ -224,7 +218,8 @@ class Engine:
                 finally:
                     engine._closing = True
                     await engine._cut_off()
-                    await engine._write_out()
+                    if tier is not None:
+                        await tier.write_out(engine.slots, engine.cache)
                     for driver in drivers:
                         await driver.stop()
                     engine._grammars.close()
@@ -278,6 +273,7 @@ class Engine:
             exact=served.exact,
             hybrid=geometry.hybrid,
             bytes_per_token=geometry.bytes_per_token,
+            bytes_per_state=geometry.bytes_per_checkpoint,
             chunk=settings.chunk,
             watch=self._watched,
             deadline_s=settings.deadline,
@@ -489,15 +485,6 @@ class Engine:
     def _save_later(self, slot: int, message: object) -> None:
         loop = asyncio.get_running_loop()
         loop.call_later(self.settings.save_after_s, self.slots[slot].tell, message)
-
-    async def _write_out(self) -> None:
-        """Bring to disk what is not there yet."""
-        if self._tier is None:
-            return
-        with contextlib.suppress(DeadlineExceeded, ActorDown, Overloaded):
-            for slot in self.slots:
-                await slot.ask(SaveSession(), WRITE_OUT_S)
-            await self.cache.ask(WriteOut(), WRITE_OUT_S)
 
     async def _cut_off(self) -> None:
         """End every request now."""

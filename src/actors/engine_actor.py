@@ -66,6 +66,7 @@ class EngineWiring:
     exact: Exactness
     hybrid: bool
     bytes_per_token: int
+    bytes_per_state: int
     chunk: int
     queue: int
     event_buffer: int
@@ -113,7 +114,9 @@ class EngineActor:
         self._w = wiring
         self._requests = requests
         self._queue: list[tuple[int, int, str]] = []
-        self._placement = Placement(wiring.hybrid, wiring.exact, wiring.bytes_per_token, wiring.chunk)
+        self._placement = Placement(
+            wiring.hybrid, wiring.exact, wiring.bytes_per_token, wiring.chunk, wiring.bytes_per_state
+        )
         self._orders = itertools.count()
         self._totals = Totals()
         self._misses: Counter[MissReason] = Counter()

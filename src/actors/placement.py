@@ -75,12 +75,13 @@ class _Given:
 
 @dataclass(slots=True)
 class Placement:
-    """bytes_per_token: of a copied cell. chunk: tokens of a read chunk."""
+    """bytes_per_token: of a copied cell. bytes_per_state: of a running state. chunk: tokens of a read one."""
 
     hybrid: bool
     exact: Exactness
     bytes_per_token: int
     chunk: int
+    bytes_per_state: int = 0
     rates: Rates = field(default_factory=Rates)
     copied: dict[Source, Copied] = field(default_factory=dict)
     sessions: dict[int, SessionChanged] = field(default_factory=dict)
@@ -207,6 +208,7 @@ class Placement:
             matches,
             self.rates,
             self.bytes_per_token,
+            self.bytes_per_state,
         )
         if placed is None:
             return Wait()

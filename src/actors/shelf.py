@@ -126,7 +126,7 @@ class Shelf:
     """All sizes in bytes. Nothing here waits or talks; `news` says what there is to tell.
 
     keys: the leases of what a parked conversation holds beside states and spans. guarded: the conversations
-    and roots that may not be evicted now. buffers: the leases of copies on their way to disk.
+    and roots that may not be evicted now. buffers: what the disk tier has leased.
     other_evictions: what else may be evicted, beside what lies here.
     life: of the actor that owns it. root_cells: a root may hold cells of its own; `roots_cells` says which.
     """

@@ -70,12 +70,14 @@ def place(
     matches: Sequence[Match],
     rates: Rates,
     bytes_per_token: int = 0,
+    bytes_per_state: int = 0,
 ) -> Candidate | None:
     """Return how to serve a prompt of `length` tokens, or None where every slot is taken and it must wait.
 
     An idle slot whose conversation the prompt continues is used in place, unless another source saves more
     than its copy takes. Else it forks: into an empty slot, else the least recently used idle one, from
     whichever source costs least to copy or to do without (S1, S2). bytes_per_token: of a copied cell.
+    bytes_per_state: of a running state, of which those of a record are read with its cells.
     """
     candidates = [
         _in_place(match)
@@ -87,7 +89,7 @@ def place(
     free = [slot for slot in targets.slots if targets.free(slot, 0)]
     if free:
         target = min(free, key=lambda s: (s.length > 0, s.used if s.length else 0, s.id.key))
-        candidates += _forks(target, matches, bytes_per_token)
+        candidates += _forks(target, matches, bytes_per_token, bytes_per_state)
     return cheapest(candidates, length, rates) if candidates else None
 
 
@@ -123,7 +125,9 @@ def _in_place(match: Match) -> Candidate:
     return Candidate(int(slot.id.key), source, match.position, slot.id)
 
 
-def _forks(target: Holder, matches: Sequence[Match], bytes_per_token: int) -> Iterator[Candidate]:
+def _forks(
+    target: Holder, matches: Sequence[Match], bytes_per_token: int, bytes_per_state: int
+) -> Iterator[Candidate]:
     """Every way to open the prompt in `target`: from nothing, from what it shares itself, by a copy."""
     number = int(target.id.key)
     yield Candidate(number, "none", 0)
@@ -133,5 +137,7 @@ def _forks(target: Holder, matches: Sequence[Match], bytes_per_token: int) -> It
         if match.holder.id == target.id:
             yield _in_place(match)
         else:
-            kind = match.holder.id.kind
-            yield Candidate(number, kind, match.position, match.holder.id, match.position * bytes_per_token)
+            holder, position = match.holder, match.position
+            states = sum(at <= position and key in holder.states for at, key in holder.cuts)
+            size = position * bytes_per_token + states * bytes_per_state
+            yield Candidate(number, holder.id.kind, position, holder.id, size)

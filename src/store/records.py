@@ -63,7 +63,8 @@ class NewRecord:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A record on disk; every part of its header names its file. size: bytes of its own file."""
+    """A record on disk; every part of its header names its file, and the sums stay there. size: bytes of its
+    own file."""
 
     name: str
     header: Header
@@ -210,10 +211,10 @@ class Records:
             except (Broken, OtherVersion, KeyError, OSError) as error:
                 self.set_aside(file, str(error))
                 raise Broken(str(error) if file == name else f"{file}: {error}") from None
-        for file in {name, *by_file}:
-            with suppress(OSError):
+        with suppress(OSError):
+            for file in {name, *by_file}:
                 self.files.touch(file)
-                self._facts[file] = replace(self._facts[file], used=self.files.facts()[file].used)
+            self._facts.update((n, f) for n, f in self.files.facts().items() if n in self._facts)
         return read
 
     def verify(self, name: str) -> None:
@@ -340,7 +341,7 @@ class Records:
         self._needs[name] = header.needs
         spans = tuple(msgspec.structs.replace(part, file=part.file or name) for part in header.spans)
         states = tuple(msgspec.structs.replace(part, file=part.file or name) for part in header.states)
-        header = msgspec.structs.replace(header, spans=spans, states=states)
+        header = msgspec.structs.replace(header, spans=spans, states=states, sums={})
         self._stored[name] = Stored(name, header, size)
         for cut in header.cuts:
             self._by_cut.setdefault(cut, set()).add(name)

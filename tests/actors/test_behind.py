@@ -10,7 +10,7 @@ from regrow.actors.behind import WriteBehind
 from regrow.actors.on_disk import OnDisk, ToSave
 from regrow.actors.parking import Parkable, Range
 from regrow.policy.directory import Holder, HolderId
-from tests.actors.kept import CELL, ROOT, SPACE, STATE, TURN, Store, Talk, copy_of, slot
+from tests.actors.kept import CELL, KEY, ROOT, SPACE, STATE, TURN, Store, Talk, copy_of, slot
 
 CHAT = Talk(0, (1, 2, 3))
 Granted = tuple[HolderId, tuple[Range, ...]]
@@ -93,7 +93,7 @@ def test_b3_what_is_copied_from_a_slot_counts_until_its_write_has_ended(desk: De
     desk.copied(granted, CHAT)
     assert desk.store.used == CHAT.length * CELL
     [saved] = desk.end_write()
-    assert desk.store.used == 0
+    assert desk.store.used == CHAT.length * KEY  # what a record is known by
     assert (saved.kind, saved.holder.length, len(saved.keys)) == ("chat", CHAT.length, CHAT.length)
     assert sorted(saved.cells) == sorted(saved.spans)
     assert desk.behind.at_rest
@@ -130,6 +130,7 @@ def test_records_that_are_gone_are_written_again(desk: Desk) -> None:
     desk.copied(desk.granted(0, CHAT), CHAT)
     desk.end_write()
     desk.behind.changed((), tuple(desk.behind.records))
+    assert desk.store.used == 0
     assert desk.save(0, CHAT) is not None
 
 
@@ -140,7 +141,7 @@ def test_what_is_in_memory_is_written_from_there_and_cannot_go_meanwhile(desk: D
     assert desk.store.used == CHAT.length * CELL  # the cells, until they are written
     [saved] = desk.end_write()
     assert sum(cells.nbytes for cells in saved.cells.values()) == CHAT.length * CELL
-    assert desk.store.used == 0
+    assert desk.store.used == CHAT.length * KEY
 
 
 def test_one_conversation_is_written_at_a_time_those_in_memory_first_and_slots_are_told_once(
@@ -194,6 +195,15 @@ def test_a_conversation_that_is_a_root_is_written_as_that_alone(desk: Desk) -> N
     desk.copied(desk.granted(0, Talk(0)), CHAT)
     [root] = desk.end_write()
     assert (root.kind, root.holder.length) == ("root", ROOT)
+
+
+def test_b1_where_not_even_the_keys_of_a_record_fit_it_is_known_all_the_same() -> None:
+    desk = Desk(budget=CHAT.length * KEY - 1)
+    saved = ToSave("chat", Holder(slot(0), CHAT.length, CHAT.cuts), SPACE, CHAT.keys, (), (), {}, {})
+    desk.behind.changed([on_disk(saved)], ())
+    assert len(desk.behind.records) == 1
+    desk.behind.changed((), tuple(desk.behind.records))
+    assert desk.store.used == 0
 
 
 def test_s3_without_room_nothing_is_copied_and_nothing_is_held() -> None:

@@ -54,6 +54,7 @@ class Desk:
             deadline_s=None,
             exact="cache",
             hybrid=True,
+            bytes_per_state=0,
             bytes_per_token=64,
             chunk=64,
         )

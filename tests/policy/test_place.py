@@ -332,6 +332,20 @@ def test_case_27_a_record_that_is_slower_to_load_than_to_read_again_is_not_chose
     assert cheapest([candidate("disk", 900, 2 * 10**6), read], 1000, FAST).source == "disk"
 
 
+def test_s1_a_record_is_read_into_memory_first_and_with_its_states() -> None:
+    rates = Rates(read=100.0, copy={"parked": 1e6, "disk": 2e6})
+    assert candidate("disk", 900, 10**6).cost(1000, rates) == pytest.approx(1 + 0.5 + 1)
+    cuts = hashed(CHAT, plan_of(CHAT))
+    states = frozenset(key for _, key in cuts[:2])
+    record = Holder(HolderId("disk", "r"), len(CHAT), cuts, len(CHAT), states=states)
+    empty = Targets([Holder(HolderId("slot", 0))])
+    for position, held in ((cuts[0][0], 1), (cuts[1][0], 2), (cuts[-1][0], 2)):
+        match = Match(record, position, position, shared=False)
+        chosen = place(len(CHAT), 0, empty, [match], FAST, 10, 1000)
+        assert chosen is not None
+        assert (chosen.source, chosen.copy_bytes) == ("disk", position * 10 + held * 1000)
+
+
 def test_s1_ties_prefer_what_is_in_place_then_memory_then_disk() -> None:
     free = [candidate(source, 500) for source in ("disk", "parked", "checkpoint")]
     assert cheapest(free, 1000, FAST).source == "checkpoint"
