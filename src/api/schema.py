@@ -134,7 +134,7 @@ class Generation(Fields, frozen=True):
     seed: Seed | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=2.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(ge=0.01, le=2.0)] | None = None
     logit_bias: dict[TokenId, Annotated[float, Meta(ge=-100.0, le=100.0)]] | None = None
 
     max_tokens: Positive | None = None

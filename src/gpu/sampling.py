@@ -16,6 +16,8 @@ import torch
 from regrow.gpu.types import Row
 from regrow.policy.request import SamplingParams
 
+GREEDY = 1e-5  # at this temperature or below the most likely token is taken: less would overflow
+LEAST_PENALTY = 0.01  # of repetition; less would overflow too
 _HEAD = 1024  # tokens looked at before a whole vocabulary is sorted
 
 
@@ -30,7 +32,7 @@ def draw(row: Row, logits: torch.Tensor) -> int | None:
     if not bool(torch.isfinite(logits).all()):
         return None
     scores = adjust(row, logits)
-    if row.sampling.temperature <= 0:
+    if row.sampling.temperature <= GREEDY:
         return int(scores.argmax())
     tokens, weights = kept(scores, row.sampling)
     return int(tokens[invert(weights, uniform(row.sampling.seed, row.counter))])
@@ -46,7 +48,8 @@ def adjust(row: Row, logits: torch.Tensor) -> torch.Tensor:
             text = row.prompt_ids[row.prompt_ids >= 0]  # image positions are no tokens
             seen[torch.from_numpy(text).to(scores.device)] = True
         seen[_index(row.answer_ids, scores)] = True
-        factor = torch.where(scores > 0, 1 / params.repetition_penalty, params.repetition_penalty)
+        penalty = max(params.repetition_penalty, LEAST_PENALTY)
+        factor = torch.where(scores > 0, 1 / penalty, penalty)
         scores = torch.where(seen, scores * factor, scores)
     if params.presence_penalty or params.frequency_penalty:
         counts = Counter(row.answer_ids)

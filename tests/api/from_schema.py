@@ -3,6 +3,7 @@ that are no JSON.
 """
 
 import json
+import math
 from collections.abc import Set
 from typing import Any
 
@@ -111,8 +112,11 @@ class Bodies:
 def _bounded(schema: dict[str, Any], kind: Any) -> st.SearchStrategy[Any]:
     low = schema.get("minimum", schema.get("exclusiveMinimum", -3))
     high = schema.get("maximum", schema.get("exclusiveMaximum", low + 40))
-    more = {} if kind is st.integers else {"exclude_min": "exclusiveMinimum" in schema}
-    return kind(low, high, **more)
+    if kind is st.integers:
+        return st.sampled_from([low, high]) | st.integers(low, high)
+    above = "exclusiveMinimum" in schema
+    edges = st.sampled_from([math.nextafter(low, high) if above else low, high])
+    return edges | st.floats(low, high, exclude_min=above)
 
 
 def _spoiled(draw: st.DrawFn, body: Any, often: int = 3) -> Any:

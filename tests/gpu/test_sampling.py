@@ -35,6 +35,15 @@ def test_greedy_takes_the_largest_logit() -> None:
     assert draw(a_row(SamplingParams()), LOGITS) == 1
 
 
+@pytest.mark.parametrize("tiny", [5e-324, 1e-310, 1e-45, 1e-20])
+def test_a_number_next_to_zero_is_a_very_small_one_and_no_error(tiny: float) -> None:
+    assert draw(a_row(SamplingParams(temperature=tiny)), LOGITS) == 1
+    assert draw(a_row(SamplingParams(temperature=1.0, top_p=tiny)), LOGITS) == 1
+    row = a_row(SamplingParams(temperature=1.0, repetition_penalty=tiny), prompt=(2,))
+    assert draw(row, LOGITS) == 2
+    assert bool(torch.isfinite(adjust(row, LOGITS)).all())
+
+
 def test_the_logits_are_left_as_they_were() -> None:
     before = LOGITS.clone()
     draw(a_row(SamplingParams(logit_bias={0: 9.0}, repetition_penalty=2.0), prompt=(1,)), LOGITS)
