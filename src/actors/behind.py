@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
+import structlog
+
 from regrow.actors.on_disk import OnDisk, ToSave
 from regrow.actors.parking import Conversation, Parkable, Range
 from regrow.actors.shelf import KEY_BYTES, Shelf, Span, State
@@ -18,6 +20,8 @@ from regrow.policy.directory import CutHash, HolderId
 from regrow.policy.ledger import Kind
 from regrow.store.record import RecordKind
 from regrow.store.records import PartKey
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
@@ -58,6 +62,7 @@ class WriteBehind:
         self._parts: Counter[PartKey] = Counter()
         self._cuts: Counter[CutHash] = Counter()
         self._keys: dict[HolderId, int] = {}
+        self._refused = False
         self._writing: _Writing | None = None
         self._pending: dict[HolderId, None] = {}
         self._waiting: dict[HolderId, bool] = {}  # the slot, and whether it was told
@@ -205,9 +210,16 @@ class WriteBehind:
         pinned = tuple(there.values())
         self._writing = _Writing(name, what, spans, states, ranges, pinned, kept, lease, cells)
         if size and lease is None:
+            self._refuse(size)
             self.written(name)
             return None
         return self._writing
+
+    def _refuse(self, size: int) -> None:
+        """Say, once, that sessions are served and not kept on disk."""
+        if not self._refused:
+            log.warning("a session has no room to be written to disk from: raise --cache-mib", nbytes=size)
+        self._refused = True
 
     def _lease(self, kind: Kind, size: int) -> int | None:
         lease = self._shelf.reserve(kind, size)

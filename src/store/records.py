@@ -383,8 +383,8 @@ class Records:
 
     def _remove_unneeded(self) -> None:
         """Unlink what was replaced and is named by nobody."""
-        while unneeded := [n for n in self._stored if n not in self._named() and n not in self.live()]:
-            for name in unneeded:
+        while unneeded := self._stored.keys() - self._named() - self.live().keys():
+            for name in sorted(unneeded):
                 self._unlink(name)
 
     def _named(self) -> set[str]:
