@@ -86,18 +86,17 @@ def test_of_a_conversation_only_what_is_new_need_be_in_memory_and_old_states_do_
     assert is_true(again, stored)
 
 
-def test_d4_a_record_is_no_match_before_it_is_written_and_one_that_is_given_up_leaves_nothing() -> None:
+def test_d4_a_record_is_no_match_before_it_is_written_and_one_that_is_given_up_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     disk = SimulatedDisk()
     records = opened(disk)
+    monkeypatch.setattr(module, "PIECE", 1 << 10)
     writing = records.write(talk(7, range(200)))
-    module_piece, module.PIECE = module.PIECE, 1 << 10
-    try:
-        next(writing)
-        assert records.live() == {}
-        assert [name for name in disk.names if not name.endswith(UNFINISHED)] == []
-        writing.close()
-    finally:
-        module.PIECE = module_piece
+    next(writing)
+    assert records.live() == {}
+    assert [name for name in disk.names if not name.endswith(UNFINISHED)] == []
+    writing.close()
     assert disk.names == {}
 
 
@@ -374,22 +373,21 @@ def test_purge_removes_every_record_that_shares_a_cut_and_remove_what_names_the_
     assert ends(records) == ends(opened(disk)) == {end(talk(8, (1,)))}
 
 
-def test_a_part_that_is_lost_while_a_record_that_names_it_is_written_ends_the_write() -> None:
+def test_a_part_that_is_lost_while_a_record_that_names_it_is_written_ends_the_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     disk = SimulatedDisk()
     records = opened(disk)
     write(records, talk(7))
     [root] = records.live().values()
+    monkeypatch.setattr(module, "PIECE", 1 << 10)
     writing = records.write(talk(7, range(100)))
-    piece, module.PIECE = module.PIECE, 1 << 10
-    try:
-        next(writing)
-        disk.names[root.name].data[-1] ^= 1
-        with pytest.raises(Broken):
-            is_true(records, root)
-        with pytest.raises(Broken, match="not there any more"):
-            list(writing)
-    finally:
-        module.PIECE = piece
+    next(writing)
+    disk.names[root.name].data[-1] ^= 1
+    with pytest.raises(Broken):
+        is_true(records, root)
+    with pytest.raises(Broken, match="not there any more"):
+        list(writing)
     assert records.live() == {}
     assert [name for name in disk.names if not name.endswith(ASIDE)] == []
 
