@@ -26,6 +26,7 @@ from regrow.store.clock import SteadyClock
 from regrow.store.touches import STALE_S
 from tests.actors.world import Answer, House, house
 from tests.store.disk import SimulatedDisk
+from tests.world.fake_runner import Costs
 from tests.world.loop import VirtualLoop, run_world
 
 TTL = 600.0
@@ -196,18 +197,24 @@ def test_what_is_on_disk_is_held_also_after_a_restart_and_a_crash(tmp_path: Path
     in_world(scenario, tmp_path)
 
 
-def test_what_is_on_its_way_to_host_memory_is_held(tmp_path: Path) -> None:
+def test_what_is_on_its_way_from_a_slot_is_held_at_every_moment(tmp_path: Path) -> None:
     async def scenario(world: VirtualLoop, opened: Open) -> None:
-        async with opened(slots=1, budget=ROOM) as home:
+        async with opened(slots=1, budget=ROOM, costs=Costs(copy=2**-10)) as home:
             await ask(home, agent())
             await asyncio.sleep(TTL)
-            other = await home.submit(agent("Other", 1))  # its mount parks what the slot holds
-            run = await home.submit(agent())
-            for waiting in (other, run):
-                await home.ended(waiting)
+            prefixes = home.engine._prepare.beyond_root(agent())
+            blind = 0  # how often the directory alone would not have known
+            run = None
+            submitting = world.create_task(home.submit(agent("Other", 1)))
+            while run is None or not run.ended:
+                blind += not any(map(home.placement._directory.holds, prefixes))
+                assert await home.engine._holds(prefixes)
+                await asyncio.sleep(0 if run is None or blind < 50 else 2**-4)
+                run = submitting.result() if submitting.done() else None
+            assert blind > 10
             assert told(await ask(home, agent())) is None
 
-    in_world(scenario, tmp_path, seeds=12)
+    in_world(scenario, tmp_path, seeds=4)
 
 
 def test_a_root_alone_is_no_conversation(tmp_path: Path) -> None:
