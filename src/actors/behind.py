@@ -26,9 +26,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class _Writing:
-    """What is on its way to disk: `ranges` of it are copied first. lease: of the buffers for them."""
+    """What is on its way to disk from a slot or a conversation in memory: `ranges` of it are copied first.
+    lease: of the buffers for them."""
 
     name: HolderId
+    source: HolderId
     what: Parkable
     spans: tuple[PartKey, ...]
     states: tuple[CutHash, ...]
@@ -62,6 +64,7 @@ class WriteBehind:
         self._parts: Counter[PartKey] = Counter()
         self._cuts: Counter[CutHash] = Counter()
         self._keys: dict[HolderId, int] = {}
+        self._failed: dict[HolderId, None] = {}
         self._refused = False
         self._writing: _Writing | None = None
         self._pending: dict[HolderId, None] = {}
@@ -104,7 +107,7 @@ class WriteBehind:
         if self._writing is not None:
             self._waiting[slot] = False
             return None
-        writing = self._begin(what)
+        writing = self._begin(slot, what)
         if writing is None:
             return None
         if not writing.ranges:
@@ -130,8 +133,8 @@ class WriteBehind:
         self._pending.update(dict.fromkeys(names))
         self.go_on()
 
-    def written(self, name: HolderId) -> None:
-        """A write is over, or was given up."""
+    def written(self, name: HolderId, *, well: bool | None = None) -> None:
+        """A write is over, or was given up (None). One that failed is tried again after the next good one."""
         writing = self._writing
         if writing is None or writing.name != name:
             return
@@ -143,6 +146,15 @@ class WriteBehind:
             self._shelf.unpin(prefix)
         if writing.lease is not None:
             self._give_back(writing.lease)
+        if well is False:
+            self._failed[writing.source] = None
+        elif well:
+            for source in self._failed:
+                if source.kind == "slot":
+                    self._waiting.setdefault(source, False)
+                else:
+                    self._pending[source] = None
+            self._failed.clear()
         self.go_on()
 
     def go_on(self) -> None:
@@ -154,7 +166,8 @@ class WriteBehind:
             if kept is not None and kept.whole:
                 edges = tuple((self._shelf.spans[key].stop, key[1]) for key in kept.spans)
                 states = tuple(p for p, s in self._shelf.states.items() if name in s.holders)
-                writing = self._begin(Parkable(kept.holder, kept.namespace, kept.keys, edges, states))
+                what = Parkable(kept.holder, kept.namespace, kept.keys, edges, states)
+                writing = self._begin(name, what)
                 if writing is not None:
                     self._start(writing)
         if self._writing is None:
@@ -165,6 +178,7 @@ class WriteBehind:
     def slot_lost(self, slot: HolderId) -> None:
         """A slot has crashed: it will not ask again."""
         self._waiting.pop(slot, None)
+        self._failed.pop(slot, None)
 
     def give_up(self, prefixes: frozenset[bytes] | None) -> None:
         """What shares one of these cuts (None: anything) is not to be written if it is not on its way yet."""
@@ -183,9 +197,9 @@ class WriteBehind:
         """The disk actor has crashed: it knows of no write any more, and says anew what is there."""
         self.changed((), tuple(self.records))
         if self._writing is not None and not self._writing.copying:
-            self.written(self._writing.name)
+            self.written(self._writing.name, well=False)
 
-    def _begin(self, what: Parkable) -> _Writing | None:
+    def _begin(self, source: HolderId, what: Parkable) -> _Writing | None:
         """Take hold of what a record needs that the disk lacks; None where that is nothing, or too much."""
         shelf, at = self._shelf, {prefix: position for position, prefix in what.holder.cuts}
         starts = [0, *(stop for stop, _ in what.edges[:-1])]
@@ -208,7 +222,7 @@ class WriteBehind:
         name = HolderId("disk", next(self._numbers))
         cells = {key: span.cells for key, span in there.items() if span.cells is not None}
         pinned = tuple(there.values())
-        self._writing = _Writing(name, what, spans, states, ranges, pinned, kept, lease, cells)
+        self._writing = _Writing(name, source, what, spans, states, ranges, pinned, kept, lease, cells)
         if size and lease is None:
             self._refuse(size)
             self.written(name)

@@ -120,8 +120,8 @@ class CacheActor:
                     parking.parked(name, cells)
             case Save(slot, what):
                 return self._behind.save(slot, what)
-            case RecordsWritten(name):
-                self._behind.written(name)
+            case RecordsWritten(name, well):
+                self._behind.written(name, well=well)
             case Restore(record, position):
                 found = self._behind.records.get(record)
                 return found and self._restoring.restore(found, position, self._now())

@@ -108,7 +108,7 @@ class DiskActor:
 
     def _write(self, write: WriteRecords) -> None:
         def done(error: Exception | None) -> None:
-            self._later("cache", RecordsWritten(write.name))
+            self._later("cache", RecordsWritten(write.name, error is None))
 
         *roots, last = (functools.partial(record.record, self._geometry) for record in write.records)
         for root in roots:

@@ -65,9 +65,10 @@ class WriteRecords:
 
 @dataclass(frozen=True, slots=True)
 class RecordsWritten:
-    """To the cache: the write named `name` is over, well or not."""
+    """To the cache: the write named `name` is over."""
 
     name: HolderId
+    well: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ class Desk:
         name, records = self.written.pop(0)
         if well:
             self.behind.changed([on_disk(saved) for saved in records], ())
-        self.behind.written(name)
+        self.behind.written(name, well=well)
         return records
 
     def keep(self, number: int, talk: Talk) -> HolderId:
@@ -174,6 +174,24 @@ def test_a_conversation_that_left_memory_before_its_turn_is_not_waited_for(desk:
     desk.copied(granted, CHAT)
     desk.end_write()
     assert desk.behind.at_rest
+
+
+def test_what_could_not_be_written_is_tried_again_after_the_next_that_could(desk: Desk) -> None:
+    talks = [Talk(n, (1,)) for n in range(4)]
+    desk.copied(desk.granted(0, talks[0]), talks[0])
+    desk.end_write(well=False)
+    name = desk.keep(1, talks[1])
+    desk.end_write(well=False)
+    assert desk.behind.at_rest
+    desk.behind.slot_lost(slot(9))
+    desk.copied(desk.granted(2, talks[2]), talks[2])
+    desk.end_write()
+    [(_, [again])] = desk.written
+    assert again.holder.cuts == talks[1].cuts
+    assert name in desk.store.names
+    assert not desk.ready
+    desk.end_write()
+    assert desk.ready == [slot(0)]
 
 
 def test_a_known_root_is_written_before_the_conversation_and_once(desk: Desk) -> None:

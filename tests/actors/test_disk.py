@@ -297,6 +297,9 @@ def test_a_disk_that_cannot_be_written_is_said_so_read_all_the_same_and_tried_ag
             report = await report_of(second)
             assert (report.counters.state, report.counters.reason) == ("on", "")
             await second.rests()
+            home.killed(seed=1)
+        async with home.opened() as third:  # what could not be written then was written since
+            assert (await answered(third, NEXT)).reused == starts(NEXT)[-1]
 
     in_homes(scenario)
 

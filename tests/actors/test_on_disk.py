@@ -95,7 +95,7 @@ async def test_a_purge_leaves_nothing_of_a_save_that_was_asked_for_before_it() -
     while loop.step():
         pass
     assert disk.names == {}
-    assert ("cache", RecordsWritten(name)) in told
+    assert ("cache", RecordsWritten(name, well=True)) in told
     for to, message in list(told):
         if to == "disk":
             await actor.handle(message)
