@@ -112,7 +112,8 @@ class Socket:
         if keys.admit(given_keys(self._request)):
             return
         try:
-            message = await self.response.receive(AUTH_S)
+            async with asyncio.timeout(AUTH_S):
+                message = await self.response.receive()
             shown = decode(message.data.encode(), Auth).key if message.type is WSMsgType.TEXT else None
         except (TimeoutError, BadRequest):
             shown = None

@@ -16,11 +16,12 @@ from tests.api.stub import StubEngine
 
 @dataclass
 class Served:
-    """What a test talks to: the address, a plain client, and the official one."""
+    """What a test talks to: the address, a plain client, and the official one. app: to look into."""
 
     url: str
     http: aiohttp.ClientSession
     openai: openai.AsyncOpenAI
+    app: web.Application
 
     async def post(self, body: object, path: str = "/v1/chat/completions") -> tuple[int, dict]:
         """Post a body; returns the status and the decoded answer."""
@@ -46,7 +47,8 @@ async def start() -> AsyncIterator[Start]:
     closing: list[Callable[[], Awaitable[None]]] = []
 
     async def started(engine: StubEngine | None, **settings: object) -> Served:
-        runner = make_runner(make_app(engine, ServerSettings(**settings)))
+        app = make_app(engine, ServerSettings(**settings))
+        runner = make_runner(app)
         await runner.setup()
         closing.append(runner.cleanup)
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -54,7 +56,7 @@ async def start() -> AsyncIterator[Start]:
         http = aiohttp.ClientSession(url)
         client = openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         closing.extend([client.close, http.close])
-        return Served(url, http, client)
+        return Served(url, http, client, app)
 
     yield started
     for close in reversed(closing):

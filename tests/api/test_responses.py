@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 from pydantic import BaseModel
@@ -11,7 +12,7 @@ from pydantic import BaseModel
 from regrow.actors.events import Logprob, Token
 from regrow.api.responses.items import items_of, messages_of
 from regrow.api.responses.schema import Said
-from regrow.api.responses.store import Kept, ResponseStore
+from regrow.api.responses.store import STORE, Kept, ResponseStore
 from regrow.errors import BadRequest, DeviceFailed, Overloaded
 from regrow.models.answer_reader import ThinkingTags
 from tests.api.conftest import Served, Start
@@ -358,12 +359,29 @@ async def test_what_is_forgotten_while_it_is_made_stays_forgotten(start: Start) 
 def test_of_too_many_responses_the_oldest_leave_and_none_is_larger_than_all() -> None:
     store = ResponseStore(3, 1000)
     for name in "abcd":
-        store.put(name, Kept({"text": name}, (), (), 20))
+        store.put(name, Kept({"text": name}, (), (), 15, 5))
     assert [store.get(name) is not None for name in "abcd"] == [False, True, True, True]
-    store.put("b", Kept({}, (), (), 990))
+    store.put("b", Kept({}, (), (), 90, 900))
     assert [store.get(name) is not None for name in "bcd"] == [True, False, False]
-    store.put("e", Kept({}, (), (), 1001))
+    store.put("e", Kept({}, (), (), 1, 1000))
     assert len(store) == 0
+
+
+async def test_what_a_chain_holds_is_counted_without_the_bodies_of_the_responses_before(
+    start: Start, engine: StubEngine
+) -> None:
+    served = await start(engine)
+    store = served.app[STORE]
+    name, sizes = None, []
+    for number in range(3):
+        text = f"{number} " * 100
+        name = (await create(served, previous_response_id=name, input=text, instructions="x" * 5000)).id
+        kept = store.get(name)
+        assert kept is not None
+        assert kept.history_bytes == pytest.approx(len(msgspec.json.encode(kept.history)), abs=20)
+        assert kept.body_bytes == len(msgspec.json.encode(kept.body))
+        sizes.append(kept.nbytes)
+    assert sizes[2] - sizes[0] < 2 * 600
 
 
 def test_items_become_the_messages_that_they_were_made_from() -> None:

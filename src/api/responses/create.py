@@ -51,8 +51,8 @@ CALLED_OTHERWISE = (  # fields of a chat, and what they are called here
 
 @dataclass(slots=True)
 class Turn:
-    """One response to be made. history: what it goes on from, of so many bytes with the input. stores: where
-    it is kept."""
+    """One response to be made. history: what it goes on from; history_bytes: of that and the input. stores:
+    where it is kept."""
 
     engine: EnginePort
     asked: ResponsesRequest
@@ -60,7 +60,7 @@ class Turn:
     answer: ResponseAnswer
     input: Sequence[Item]
     history: Sequence[Item]
-    nbytes: int
+    history_bytes: int
     stores: Sequence[ResponseStore]
     error: RegrowError | None = None
 
@@ -113,8 +113,9 @@ class Turn:
 
     def _kept(self, run: Run | None) -> Kept:
         body, items = self.answer.body, self.answer.items
-        nbytes = self.nbytes + len(msgspec.json.encode([body, items]))
-        return Kept(body, self.input, (*self.history, *self.input, *items), nbytes, run)
+        history = (*self.history, *self.input, *items)
+        history_bytes = self.history_bytes + len(msgspec.json.encode(items))
+        return Kept(body, self.input, history, len(msgspec.json.encode(body)), history_bytes, run)
 
 
 def turn_of(
@@ -132,7 +133,7 @@ def turn_of(
     model = asked.model or served_names(engine.info, settings)[0]
     for param, reason in _not_served(asked):
         raise BadRequest(f"{param}: {reason}", param=param, code="unsupported_value")
-    history, nbytes = _history(asked.previous_response_id, known)
+    history, history_bytes = _history(asked.previous_response_id, known)
     news = items_of(asked.input, history)
     opening = () if asked.instructions is None else (Said(role="system", content=asked.instructions),)
     if not (*opening, *history, *news):
@@ -145,8 +146,8 @@ def turn_of(
     if silent := asked.generate is False:
         request = dataclasses.replace(request, max_tokens=1, min_tokens=0, answer=None)
     answer = ResponseAnswer(new_id("resp"), model, asked, silent)
-    nbytes += len(msgspec.json.encode(news))
-    return Turn(engine, asked, request, answer, news, history, nbytes, kept_in)
+    history_bytes += len(msgspec.json.encode(news))
+    return Turn(engine, asked, request, answer, news, history, history_bytes, kept_in)
 
 
 def named_otherwise(error: BadRequest) -> BadRequest:
@@ -165,7 +166,7 @@ def _history(name: str | None, known: Sequence[ResponseStore]) -> tuple[Sequence
         return (), 0
     for store in known:
         if (kept := store.get(name)) is not None and kept.run is None:
-            return kept.history, kept.nbytes
+            return kept.history, kept.history_bytes
     raise BadRequest(
         f"previous_response_id: no response {name!r} that could be continued is kept",
         param="previous_response_id",

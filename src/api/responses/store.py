@@ -17,14 +17,19 @@ BYTES = 256 << 20
 @dataclass(slots=True)
 class Kept:
     """A response. body: as the client is told it. history: the items of the conversation up to it, its own
-    input and output included; input: its own, as given. nbytes: of all that as JSON, be it shared with others
-    or not. run: while it is being made."""
+    input and output included, be they shared with others or not; input: its own, as given. Sizes are those of
+    JSON, in bytes. run: while it is being made."""
 
     body: Body
     input: Sequence[Item]
     history: Sequence[Item]
-    nbytes: int
+    body_bytes: int
+    history_bytes: int
     run: Run | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.body_bytes + self.history_bytes
 
 
 class ResponseStore:
