@@ -173,3 +173,35 @@ def test_a_peer_that_answers_no_ping_is_gone() -> None:
         line.leave()
 
     in_world(scenario, costs=SLOW, seeds=range(2))
+
+
+def test_a_chain_over_the_responses_socket_reads_only_its_news_and_its_events_are_in_order() -> None:
+    async def scenario(house: House, server: Site) -> None:
+        line = connect(server.server, "/v1/responses")
+
+        async def made(text: str, lane: str, previous: str | None = None) -> dict[str, Any]:
+            body = {"input": text, "max_output_tokens": 6, "temperature": 0, "stream_id": lane}
+            line.say(type="response.create", model="world", previous_response_id=previous, **body)
+            while True:
+                mine = [event for _, event in line.heard if event.get("stream_id") == lane]
+                ends = [e for e in mine if e["type"] == "response.incomplete"]
+                if ends and mine[-1] is ends[-1]:
+                    numbers = [event["sequence_number"] for event in mine]
+                    starts = [i for i, number in enumerate(numbers) if number == 0]
+                    assert numbers[starts[-1] :] == list(range(len(numbers) - starts[-1]))
+                    response: dict[str, Any] = ends[-1]["response"]
+                    return response
+                line.news.clear()
+                await line.news.wait()
+
+        first = await made("Tell me of something long, in many words", "a")
+        second = await made("And what then?", "b", first["id"])
+        third = await made("And then?", "c", second["id"])
+        fork = await made("No, something else", "d", second["id"])
+        for before, after in ((first, second), (second, third), (second, fork)):
+            new = after["usage"]["input_tokens"] - before["usage"]["input_tokens"]
+            assert after["regrow"]["read"] <= new + 16
+            assert after["regrow"]["reused"] > 0
+        line.leave()
+
+    in_world(scenario, slots=2, seeds=range(2))
