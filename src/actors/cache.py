@@ -99,9 +99,9 @@ class CacheActor:
         shelf, parking = self._shelf, self._parking
         match message:
             case ReserveStates(holder, wanted):
-                return tuple(shelf.reserve_state(holder, prefix, size) for prefix, size in wanted)
-            case KeepState(lease, prefix, snapshot, saved):
-                return shelf.keep_state(lease, prefix, snapshot, saved)
+                return tuple(shelf.reserve_state(holder, *state) for state in wanted)
+            case KeepState(lease, prefix, snapshot):
+                return shelf.keep_state(lease, prefix, snapshot)
             case LetGo(holder, prefixes, leases, spans_above):
                 shelf.give_back(leases)
                 shelf.let_go(holder, prefixes)

@@ -251,23 +251,23 @@ class DigestRequest(Ask[Digest]):
 
 @dataclass(frozen=True, slots=True)
 class ReserveStates(Ask[tuple[int | None, ...]]):
-    """To the cache: room for running states, each (prefix hash, bytes), answered at once: a lease, or 0 where
-    the state is there already and is held for `holder` from now on, or None where there is no room. With 0
-    bytes only what is there is wanted."""
+    """To the cache: room for running states, each (prefix hash, bytes, tokens it saves on average), answered
+    at once: a lease, or 0 where the state is there already and is held for `holder` from now on, or None
+    where there is no room, or only that of what saves more. With 0 bytes only what is there is wanted; with
+    None for the tokens whatever may go makes room."""
 
     holder: HolderId
-    wanted: tuple[tuple[bytes, int], ...]
+    wanted: tuple[tuple[bytes, int, float | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class KeepState(Ask[bool]):
-    """To the cache: fill a lease with the state of a prefix; it saves reading `saved` tokens. False where the
-    lease is gone. By the answer the engine has been told, so what waits for the state finds it."""
+    """To the cache: fill a lease with the state of a prefix. False where the lease is gone. By the answer the
+    engine has been told, so what waits for the state finds it."""
 
     lease: int
     prefix: bytes
     snapshot: Snapshot
-    saved: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,11 @@
 """Parked conversations: whole conversations in host memory, as spans and states on the shelf (K1 to K4)."""
 
 import itertools
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
-from regrow.actors.shelf import KEY_BYTES, Evictions, Kept, Shelf, Span, SpanKey
+from regrow.actors.shelf import KEY_BYTES, Kept, Shelf, Span, SpanKey, States, Unit
 from regrow.gpu.types import HostCells
 from regrow.policy.directory import Holder, HolderId
 from regrow.policy.eviction import Evictable
@@ -13,6 +13,7 @@ from regrow.policy.keys import Keys, Namespace
 from regrow.policy.ledger import Kind
 
 Range = tuple[int, int]
+Part = tuple[int, int, bytes]  # of a conversation: start, stop and the prefix hash there
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ class Loan:
 
 @dataclass(slots=True)
 class Conversation:
-    """A parked conversation. whole: every span is filled, so it can be restored."""
+    """A parked conversation. whole: every span is filled, so it can be restored. hybrid: it can be resumed
+    where it has a running state, else at the end of each span."""
 
     holder: Holder
     namespace: Namespace
@@ -45,6 +47,7 @@ class Conversation:
     spans: tuple[SpanKey, ...]
     parked_at: float
     used: int
+    hybrid: bool
     uses: int = 0
     whole: bool = False
 
@@ -72,22 +75,35 @@ class Parking:
         self._copying: dict[HolderId, _Copying] = {}
         self._loans: dict[HolderId, list[tuple[Span, ...]]] = {}
         self._numbers = itertools.count((shelf.life << 32) + 1)  # never those of an earlier life
-        shelf.other_evictions = self._evictions
+        shelf.other_units = self._units
 
     def park(self, slot: HolderId, what: Parkable, at: float) -> tuple[HolderId, tuple[Range, ...]] | None:
         """Make room for a conversation whose cells are in `slot`, and name the ranges to be copied.
 
-        Spans that are there already are shared (K3, K4). None where it is kept already, or there is no room;
-        where there is no room for all of it, a root in it that has no cells of its own gets them if they fit
-        (T2): a conversation that ends there.
+        Spans that are there already are shared (K3, K4). Where there is no room for all of it, or only that
+        of what is worth more, as much of it is parked as fits and can be resumed. None where it is kept
+        already, or not even its beginning fits.
         """
         if self._kept_already(what.holder):
             return None
-        parked = self._park(slot, what, what.edges, at)
-        if parked is None:
-            upto = [i for i, (_, prefix) in enumerate(what.edges, 1) if self._shelf.lacks_cells(prefix)]
-            parked = self._park(slot, what, what.edges[: upto[-1]], at) if upto else None
-        return parked
+        shelf, name = self._shelf, HolderId("parked", next(self._numbers))
+        starts = [0, *(stop for stop, _ in what.edges[:-1])]
+        spans = [(start, *edge) for start, edge in zip(starts, what.edges, strict=True)]
+        there = [span for start, _, prefix in spans if (span := shelf.spans.get((start, prefix)))]
+        own = [shelf.states[prefix] for prefix in what.states if prefix in shelf.states]
+        for span in there:
+            span.holders.add(name)  # held, and fixed, before room is made
+        for state in own:
+            state.pins += 1
+        shelf.guarded.add(name)
+        count = self._fitting(what, spans, max((state.used for state in own), default=shelf.now))
+        for state in own:
+            state.pins -= 1
+        if not count:
+            shelf.guarded.discard(name)
+            shelf.forget_holder(name)
+            return None
+        return self._take_in(slot, name, what, spans[:count], at)
 
     def parked(self, name: HolderId, cells: Sequence[HostCells] | None) -> None:
         """The ranges that `park` named are copied, and what has all its cells now can be restored; with None
@@ -207,50 +223,53 @@ class Parking:
             assert (name in shelf.guarded) == (name in self._loans or not kept.whole)
         assert self.conversations.keys() == shelf.keys.keys()
 
-    def _park(
-        self, slot: HolderId, what: Parkable, edges: Sequence[tuple[int, bytes]], at: float
-    ) -> tuple[HolderId, tuple[Range, ...]] | None:
-        shelf, name = self._shelf, HolderId("parked", next(self._numbers))
-        length = edges[-1][0]
-        starts = [0, *(stop for stop, _ in edges[:-1])]
-        keys = [(start, prefix) for start, (_, prefix) in zip(starts, edges, strict=True)]
-        new: list[Range] = []
-        for key, (stop, _) in zip(keys, edges, strict=True):
-            if key in shelf.spans:
-                shelf.spans[key].holders.add(name)  # held, and fixed, before room is made
-            else:
-                new.append((key[0], stop))
-        cells = sum(stop - start for start, stop in new) * self._bytes_per_token
-        cuts = tuple(cut for cut in what.holder.cuts if cut[0] <= length)
-        within = {prefix for _, prefix in cuts}.intersection(what.states)
-        own = [shelf.states[prefix] for prefix in within if prefix in shelf.states]
-        for state in own:
-            state.pins += 1  # room is not made of what is to be kept
-        shelf.guarded.add(name)
-        room = shelf.make_room(KEY_BYTES * length + cells)
-        for state in own:
-            state.pins -= 1
-        if not room:
-            shelf.guarded.discard(name)
-            shelf.forget_holder(name)
-            return None
-        for start, stop in new:
-            lease, prefix = self._lease("parked", (stop - start) * self._bytes_per_token), dict(edges)[stop]
-            shelf.spans[start, prefix] = Span(lease, start, stop, prefix, holders={name})
+    def _fitting(self, what: Parkable, spans: Sequence[Part], used: int) -> int:
+        """Make room for as many of the spans as possible and return how many they are."""
+        shelf, sizes, size, tokens = self._shelf, {}, 0, 0
+        for count, (start, stop, prefix) in enumerate(spans, 1):
+            if (start, prefix) not in shelf.spans:
+                size += (stop - start) * self._bytes_per_token
+                tokens += stop - start
+            if count == len(spans) or not what.states or prefix in what.states or shelf.lacks_cells(prefix):
+                sizes[count] = size + KEY_BYTES * stop, tokens
+        possible = [count for count, (size, _) in sizes.items() if size <= shelf.obtainable]
+        if not possible:
+            shelf.refusals += 1
+            return 0
+        size, tokens = sizes[possible[-1]]
+        if shelf.make_room(size, Evictable(size, tokens, used)):
+            return possible[-1]
+        return max((count for count, (size, _) in sizes.items() if size <= shelf.ledger.free), default=0)
+
+    def _take_in(
+        self, slot: HolderId, name: HolderId, what: Parkable, parts: Sequence[Part], at: float
+    ) -> tuple[HolderId, tuple[Range, ...]]:
+        """Note a conversation for which there is room, and name the ranges to be copied."""
+        shelf, length = self._shelf, parts[-1][1]
+        shelf.let_go_spans(name, length)
+        new = tuple((start, stop) for start, stop, prefix in parts if (start, prefix) not in shelf.spans)
+        for start, stop, prefix in parts:
+            if (start, stop) in new:
+                lease = self._lease("parked", (stop - start) * self._bytes_per_token)
+                shelf.spans[start, prefix] = Span(lease, start, stop, prefix, holders={name})
         shelf.keys[name] = self._lease("keys", KEY_BYTES * length)
+        cuts = tuple(cut for cut in what.holder.cuts if cut[0] <= length)
+        own = [shelf.states[p] for _, p in cuts if p in what.states and p in shelf.states]
         for state in own:
             state.holders.add(name)
+        keys = tuple((start, prefix) for start, _, prefix in parts)
         spans = tuple(shelf.spans[key] for key in keys)
         for span in spans:
             span.pins += 1
         self._copying[name] = _Copying(spans, tuple(s for s in spans if (s.start, s.stop) in new))
-        used = shelf.stamp()
-        holder = Holder(name, length, cuts, length, min(what.holder.last_start, length), used)
+        stamp = shelf.stamp()
+        holder = Holder(name, length, cuts, length, min(what.holder.last_start, length), stamp)
+        used = max((state.used for state in own), default=stamp)
         self.conversations[name] = Conversation(
-            holder, what.namespace, what.keys[:length], tuple(keys), at, used
+            holder, what.namespace, what.keys[:length], keys, at, used, hybrid=bool(what.states)
         )
         shelf.let_go_spans(slot)
-        return name, tuple(new)
+        return name, new
 
     def _lease(self, kind: Kind, size: int) -> int:
         """Return a lease for which there is room."""
@@ -296,9 +315,45 @@ class Parking:
             if older not in self._shelf.guarded and other is not kept and mine.issuperset(other.holder.cuts)
         ]
 
-    def _evictions(self) -> Evictions:
-        exclusive = self._shelf.exclusive_bytes()
+    def _units(self, states: States) -> Iterator[Unit]:
+        """What may go of each conversation: what lies above the last place but one to resume it at, or above
+        the last where that is of no use; all of it where there is no other."""
         for name, kept in self.conversations.items():
-            if name not in self._shelf.guarded:
-                unit = Evictable(0, exclusive[name], kept.holder.length, kept.used, kept.uses, "parked")
-                yield unit, partial(self.drop, name)
+            if name in self._shelf.guarded:
+                continue
+            own = states.get(name, ())
+            spans = [self._shelf.spans[key] for key in kept.spans]
+            ends = [0, *([s.snapshot.position for s in own] if kept.hybrid else [s.stop for s in spans])]
+            length = kept.holder.length
+            below = ends[-2] if ends[-1] == length else ends[-1]
+            saved = length - below if ends[-1] == length else 0
+            going = [s.lease for s in spans if s.stop > below and s.holders == {name} and not s.pins]
+            going += [
+                s.lease for s in own if s.snapshot.position > below and s.holders == {name} and not s.pins
+            ]
+            size = sum(map(self._shelf.ledger.size, going)) + KEY_BYTES * (length - below)
+            used = max([kept.used, *(state.used for state in own)])
+            worth = Evictable(size, saved, used, kept.uses, "parked")
+            yield Unit(worth, partial(self._cut_back, name, below), frozenset({name}))
+
+    def _cut_back(self, name: HolderId, position: int) -> None:
+        """Keep only the spans of a conversation that end at or below `position`, and their states."""
+        shelf, kept = self._shelf, self.conversations[name]
+        spans = tuple(key for key in kept.spans if shelf.spans[key].stop <= position)
+        if not spans:
+            self.drop(name)
+            return
+        length = shelf.spans[spans[-1]].stop
+        shelf.let_go(name, [p for p, s in shelf.states.items() if s.snapshot.position > length])
+        shelf.let_go_spans(name, length)
+        shelf.ledger.release(shelf.keys[name])
+        shelf.keys[name] = self._lease("keys", KEY_BYTES * length)
+        kept.spans, kept.keys = spans, kept.keys[:length]
+        kept.holder = replace(
+            kept.holder,
+            length=length,
+            cuts=tuple(cut for cut in kept.holder.cuts if cut[0] <= length),
+            pure_length=min(kept.holder.pure_length, length),
+            last_start=min(kept.holder.last_start, length),
+        )
+        shelf.news.kept(kept.told)

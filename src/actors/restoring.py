@@ -22,7 +22,6 @@ class _Coming:
     """leases: by prefix, of the states that are read. new: the conversation is read too."""
 
     leases: dict[bytes, int]
-    saved: dict[bytes, int]
     new: bool
 
 
@@ -64,7 +63,7 @@ class Restoring:
             return  # of an earlier life
         cells, states = read.parts or (None, ())
         for prefix, snapshot in states:
-            self._shelf.keep_state(coming.leases.pop(prefix), prefix, snapshot, coming.saved[prefix])
+            self._shelf.keep_state(coming.leases.pop(prefix), prefix, snapshot)
         self._shelf.give_back(coming.leases.values())
         if coming.new:
             self._parking.parked(read.name, cells)
@@ -105,8 +104,7 @@ class Restoring:
         if leases is None:
             self._parking.parked(name, None)
             return None
-        saved = {p: b - a for (a, _), (b, p) in zip([(0, b""), *states], states, strict=False)}
-        self._coming[name] = _Coming(leases, saved, new=True)
+        self._coming[name] = _Coming(leases, new=True)
         wanted = tuple(span for span in spans if (span[0], span[1]) in ranges)
         lacking = tuple(state for state in states if state[1] in leases)
         self._read(ReadRecord(name, record.name, wanted, lacking))
@@ -117,7 +115,7 @@ class Restoring:
         states = [state for state in record.states if state[0] == position]
         leases = self._reserve(name, states, position)
         if leases:
-            self._coming[name] = _Coming(leases, dict.fromkeys(leases, position), new=False)
+            self._coming[name] = _Coming(leases, new=False)
             self._read(ReadRecord(name, record.name, (), tuple(states)))
 
     def _reserve(self, name: HolderId, states: Sequence[CutHash], position: int) -> dict[bytes, int] | None:

@@ -6,20 +6,18 @@ at stop, so that equal spans of two conversations are stored once (K4). Who need
 of holders: a slot, a parked conversation (`parking.py`), a root. What nobody holds or uses is gone at once.
 """
 
-import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 from regrow.gpu.types import HostCells, Snapshot
 from regrow.policy.directory import Holder, HolderId
-from regrow.policy.eviction import Evictable, worst
+from regrow.policy.eviction import Evictable, losses, value, yields
 from regrow.policy.keys import Keys, Namespace
 from regrow.policy.ledger import Kind, Ledger
 
 SpanKey = tuple[int, bytes]
-Evictions = Iterator[tuple[Evictable, Callable[[], None]]]
 KEY_BYTES = 8
 
 
@@ -29,11 +27,10 @@ def root_holder(prefix: bytes) -> HolderId:
 
 @dataclass(slots=True, eq=False)
 class State:
-    """A running state; `saved` tokens need not be read where it is used."""
+    """A running state. uses: requests that went on from it."""
 
     lease: int
     snapshot: Snapshot
-    saved: int
     used: int
     uses: int = 0
     pins: int = 0
@@ -56,6 +53,18 @@ class Span:
     @property
     def key(self) -> SpanKey:
         return self.start, self.prefix
+
+
+States = Mapping[HolderId, Sequence[State]]
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Something that can be evicted by itself, and whose it is: what else they have is worth more then."""
+
+    worth: Evictable
+    evict: Callable[[], None]
+    of: frozenset[HolderId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +136,7 @@ class Shelf:
 
     keys: the leases of what a parked conversation holds beside states and spans. guarded: the conversations
     and roots that may not be evicted now. buffers: what the disk tier has leased.
-    other_evictions: what else may be evicted, beside what lies here.
+    other_units: what else may be evicted, beside what lies here, given the states of each holder, ascending.
     life: of the actor that owns it. root_cells: a root may hold cells of its own; `roots_cells` says which.
     """
 
@@ -144,35 +153,42 @@ class Shelf:
         self.guarded: set[HolderId] = set()
         self.buffers: set[int] = set()
         self.leases: dict[int, HolderId] = {}  # reserved for a state that is not there yet
-        self.other_evictions: Callable[[], Evictions] = lambda: iter(())
+        self.other_units: Callable[[States], Iterator[Unit]] = lambda states: iter(())
         self.evictions: Counter[str] = Counter()
         self.refusals = 0
         self._withdrawn: list[Span] = []
         self._orphaned_pins: Counter[bytes] = Counter()  # uses of states that are not there any more
-        self._clock = itertools.count(1)
+        self.now = 0
 
     def stamp(self) -> int:
         """Return the next stamp of use; later is larger."""
-        return next(self._clock)
+        self.now += 1
+        return self.now
 
     def reserve(self, kind: Kind, size: int) -> int | None:
         """Lease `size` bytes, evicting what is worth least; None where they cannot be had (B1)."""
         return self.ledger.reserve(kind, size) if self.make_room(size) else None
 
-    def reserve_state(self, holder: HolderId, prefix: bytes, size: int) -> int | None:
+    def reserve_state(
+        self, holder: HolderId, prefix: bytes, size: int, saved: float | None = None
+    ) -> int | None:
         """Return a lease for a state that is to be taken; 0 where it is there already, and is held for
-        `holder` from now on (P5); None where there is no room, or with a size of 0."""
+        `holder` from now on (P5); None where there is no room, or with a size of 0. saved: the tokens that it
+        will save on average, so that nothing that saves more has to make room for it."""
         state = self.states.get(prefix)
         if state is not None:
             state.holders.add(holder)
-            self._touch(state)
+            state.used = self.stamp()
             return 0
-        lease = self.reserve("checkpoint", size) if size else None
+        worth = None if saved is None else Evictable(size, saved, self.now)
+        if not size or not self.make_room(size, worth):
+            return None
+        lease = self.ledger.reserve("checkpoint", size)
         if lease is not None:
             self.leases[lease] = holder
         return lease
 
-    def keep_state(self, lease: int, prefix: bytes, snapshot: Snapshot, saved: int) -> bool:
+    def keep_state(self, lease: int, prefix: bytes, snapshot: Snapshot) -> bool:
         """Fill a lease with a state; False where the lease was given up meanwhile."""
         holder = self.leases.pop(lease, None)
         if holder is None:
@@ -181,7 +197,7 @@ class Shelf:
             self.ledger.release(lease)
         else:
             self.ledger.commit(lease)
-            self.states[prefix] = State(lease, snapshot, saved, self.stamp())
+            self.states[prefix] = State(lease, snapshot, self.stamp())
             self.news.state_added(prefix)
             if prefix in self.roots:
                 self.states[prefix].holders.add(root_holder(prefix))
@@ -200,7 +216,8 @@ class Shelf:
         if state is None:
             return None
         state.pins += 1
-        self._touch(state)
+        state.uses += 1
+        state.used = self.stamp()
         return state.snapshot
 
     def unpin(self, prefix: bytes) -> None:
@@ -331,20 +348,39 @@ class Shelf:
         else:
             self._withdrawn.remove(span)
 
-    def make_room(self, size: int) -> bool:
-        """Evict what is worth least until `size` bytes are free; nothing where that cannot be (B1, B2)."""
-        if size > self.ledger.free and size - self.ledger.free <= self._evictable_bytes():
-            while size > self.ledger.free:
-                units = list(self._evictions())
-                chosen = worst([unit for unit, _ in units])
-                if chosen is None:
-                    break
-                next(evict for unit, evict in units if unit is chosen)()
-                self.evictions[chosen.kind] += 1
+    @property
+    def obtainable(self) -> int:
+        """The bytes that are free or could be made so."""
+        return self.ledger.free + self._evictable_bytes()
+
+    def make_room(self, size: int, worth: Evictable | None = None) -> bool:
+        """Evict what is worth least until `size` bytes are free; nothing where that cannot be (B1, B2).
+
+        worth: of what the room is for; nothing that is clearly worth more per byte has to go.
+        """
+        if size > self.ledger.free and size <= self.obtainable:
+            while size > self.ledger.free and self._evict(size, worth):
+                pass
         if size > self.ledger.free:
             self.refusals += 1
             return False
         return True
+
+    def _evict(self, size: int, worth: Evictable | None) -> bool:
+        """Evict in the order of value until `size` bytes are free, or what comes next is of a holder that
+        has lost something, so that its value has changed. Say whether anything went."""
+        evicted: set[HolderId] = set()
+        count = 0
+        for unit in sorted(self._units(), key=lambda unit: value(unit.worth, self.now)):
+            if size <= self.ledger.free or not evicted.isdisjoint(unit.of):
+                break
+            if not yields(unit.worth, worth, self.now):
+                return False
+            unit.evict()
+            evicted |= unit.of
+            count += 1
+            self.evictions[unit.worth.kind] += 1
+        return count > 0
 
     def announce(self) -> None:
         """Have everything told anew, to an engine that knows nothing."""
@@ -392,28 +428,45 @@ class Shelf:
         leases += [lease for holder, lease in self.keys.items() if holder not in fixed]
         return sum(map(self.ledger.size, leases))
 
-    def _evictions(self) -> Evictions:
-        """What may go, one unit at a time: spans that only slots still hold, states, roots, and the rest."""
-        number, fixed, exclusive = itertools.count(), self._fixed(), self.exclusive_bytes()
+    def _units(self) -> Iterator[Unit]:
+        """What may go: spans that only slots still hold, states, roots, and the rest. The last state of a
+        parked conversation goes with the cells that are of no use without it."""
+        fixed, exclusive, lines = self._fixed(), self.exclusive_bytes(), self._lines()
         for span in self.spans.values():
             if _for_slots_only(span) and not span.pins:
-                unit = Evictable(next(number), self.ledger.size(span.lease), 0, 0, 0, "cells")
-                yield unit, partial(self._drop_span, span)
+                yield Unit(
+                    Evictable(self.ledger.size(span.lease), 0, 0, 0, "cells"), partial(self._drop_span, span)
+                )
+        worth: dict[bytes, tuple[float, int]] = {}
+        for states in lines.values():
+            used = max(state.used for _, state in states)
+            for (prefix, _), loss in zip(
+                states, losses([s.snapshot.position for _, s in states]), strict=True
+            ):
+                before = worth.get(prefix, (0.0, 0))
+                worth[prefix] = max(loss, before[0]), max(used, before[1])
+        last = {states[-1][0]: holder for holder, states in lines.items() if holder.kind == "parked"}
         for prefix, state in self.states.items():
-            if not state.pins and root_holder(prefix) not in fixed:
-                size = self.ledger.size(state.lease)
-                unit = Evictable(next(number), size, state.saved, state.used, state.uses, "checkpoint")
-                yield unit, partial(self.evict_state, prefix)
+            if state.pins or root_holder(prefix) in fixed or state.holders == {last.get(prefix)}:
+                continue
+            loss, used = worth[prefix]
+            unit = Evictable(self.ledger.size(state.lease), loss, used, state.uses, "checkpoint")
+            yield Unit(unit, partial(self.evict_state, prefix), frozenset(state.holders))
         for prefix, position in self.roots.items():
-            if root_holder(prefix) not in fixed:
-                size = max(exclusive[root_holder(prefix)], 1)
-                unit = Evictable(next(number), size, position, self._root_used(prefix), 1, "root")
-                yield unit, partial(self.evict_root, prefix)
-        for unit, evict in self.other_evictions():
-            yield replace(unit, entry=next(number)), evict
+            name = root_holder(prefix)
+            if name not in fixed:
+                used = self.states[prefix].used if prefix in self.states else 0
+                unit = Evictable(max(exclusive[name], 1), position, used, 1, "root")
+                yield Unit(unit, partial(self.evict_root, prefix), frozenset({name}))
+        yield from self.other_units({holder: [s for _, s in states] for holder, states in lines.items()})
 
-    def _root_used(self, prefix: bytes) -> int:
-        return self.states[prefix].used if prefix in self.states else 0
+    def _lines(self) -> Mapping[HolderId, list[tuple[bytes, State]]]:
+        """Return the states of each holder with their prefixes, ascending."""
+        lines: dict[HolderId, list[tuple[bytes, State]]] = {}
+        for kept in sorted(self.states.items(), key=lambda kept: kept[1].snapshot.position):
+            for holder in kept[1].holders:
+                lines.setdefault(holder, []).append(kept)
+        return lines
 
     def _tell_root(self, prefix: bytes) -> None:
         position, name = self.roots[prefix], root_holder(prefix)
@@ -422,10 +475,6 @@ class Shelf:
     def _drop_span(self, span: Span) -> None:
         span.holders.clear()
         self.sweep_span(span)
-
-    def _touch(self, state: State) -> None:
-        state.used = self.stamp()
-        state.uses += 1
 
     def _sweep_state(self, prefix: bytes) -> None:
         state = self.states[prefix]

@@ -52,6 +52,7 @@ from regrow.gpu.device_loop import Broken, ChunkRead, EndReason, Job, JobEnded, 
 from regrow.gpu.types import Digest, Snapshot
 from regrow.policy.checkpoints import system_end
 from regrow.policy.directory import HolderId
+from regrow.policy.eviction import losses
 
 
 class SlotActor:
@@ -190,8 +191,10 @@ class SlotActor:
         """Ask for room for the states at `positions`; a state that is there already is held instead (P5)."""
         if not positions or not self._w.geometry.hybrid or serving.admit.prepared.cache == "off":
             return
-        hashes = self._session.hashes
-        wanted = tuple((hashes[p], size) for p in positions)
+        hashes, every = self._session.hashes, sorted({*self._session.chain.positions, *positions})
+        saved = dict(zip(every, losses(every), strict=True))
+        saved[every[-1]] = every[-1] - sum(every[-3:-2])  # a new end may take the place of the old one
+        wanted = tuple((hashes[p], size, saved[p]) for p in positions)
         leases = await self._w.ask_cache(ReserveStates(self._me, wanted), ())
         held = []
         for position, lease in zip(positions, leases, strict=False):
@@ -262,8 +265,7 @@ class SlotActor:
         elif snapshot is None:
             self._w.cache.tell(LetGo(self._me, leases=(lease,)))
         else:
-            saved = position - max((p for p in self._session.chain.positions if p < position), default=0)
-            keep = KeepState(lease, self._session.hashes[position], snapshot, saved)
+            keep = KeepState(lease, self._session.hashes[position], snapshot)
             if await self._w.ask_cache(keep, False):
                 self._add_to_chain(serving, [position])
 

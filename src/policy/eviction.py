@@ -1,35 +1,45 @@
-"""What to evict: the entries that are worth least per byte (B2)."""
+"""What to evict: what is worth least per byte (B2).
+
+A conversation goes step by step from its end, a step being what lies between two places where it can be
+resumed; and since it is nearly always resumed at its end, the running states inside it go before that.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+INNER = 0.1  # how often a conversation is resumed at a given place inside it, over at its end
+CLEARLY = 3.0  # what has to make room may be worth this much more than what comes: values are rough
+
 
 @dataclass(frozen=True, slots=True)
 class Evictable:
-    """An entry that may go: its bytes, the tokens it saves from reading, its last use (a stamp) and uses.
-    kind: to be counted by."""
+    """Something that may go: its bytes, the tokens to be read again for the lack of it, its last use (a
+    stamp) and uses. kind: to be counted by."""
 
-    entry: int
     nbytes: int
-    saved: int
+    saved: float
     used: int
-    uses: int
+    uses: int = 0
     kind: str = ""
 
 
 def value(entry: Evictable, now: int) -> float:
-    """Return tokens saved x chance of use, per byte. The chance falls with age and rises with each use."""
-    chance = (1 + entry.uses) / (1 + now - entry.used)
+    """Return tokens saved x chance of use, per byte. The chance falls with age and rises with each use. What
+    frees nothing by itself, since others share all its bytes, is no gain to evict: it is worth most."""
+    if not entry.nbytes:
+        return float("inf")
+    chance = (1 + entry.uses) / (1 + max(now - entry.used, 0))
     return entry.saved * chance / entry.nbytes
 
 
-def worst(entries: Sequence[Evictable]) -> Evictable | None:
-    """Return the entry to evict first, or None of none: the one worth least per byte. An entry that frees
-    nothing by itself, since others share all its bytes, comes after those that do, the oldest first."""
-    if not entries:
-        return None
-    now = max(entry.used for entry in entries)
-    freeing = [entry for entry in entries if entry.nbytes]
-    if freeing:
-        return min(freeing, key=lambda e: (value(e, now), e.entry))
-    return min(entries, key=lambda e: (e.used, e.entry))
+def yields(entry: Evictable, to: Evictable | None, now: int) -> bool:
+    """Say whether an entry has to make room for another one; for None every one has."""
+    return to is None or value(entry, now) <= CLEARLY * value(to, now)
+
+
+def losses(positions: Sequence[int]) -> tuple[float, ...]:
+    """Return how many tokens it costs, on average, if one of the running states at these ascending positions
+    of a conversation goes: those down to the next one, where it is resumed there (bench/trace.py says how
+    much this saves)."""
+    gaps = [b - a for a, b in zip((0, *positions), positions, strict=False)]
+    return tuple(gap if number == len(gaps) else gap * INNER for number, gap in enumerate(gaps, 1))

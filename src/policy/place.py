@@ -88,7 +88,8 @@ def place(
     ]
     free = [slot for slot in targets.slots if targets.free(slot, 0)]
     if free:
-        target = min(free, key=lambda s: (s.length > 0, s.used if s.length else 0, s.id.key))
+        now = max(slot.used for slot in targets.slots)
+        target = min(free, key=lambda s: (s.length**2 / (1 + now - s.used), s.id.key))
         candidates += _forks(target, matches, bytes_per_token, bytes_per_state)
     return cheapest(candidates, length, rates) if candidates else None
 

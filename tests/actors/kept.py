@@ -129,7 +129,7 @@ class Store:
         prefix = talk.prefix(position)
         lease = self.shelf.reserve_state(holder, prefix, STATE)
         if lease:
-            self.shelf.keep_state(lease, prefix, snapshot(position), position)
+            self.shelf.keep_state(lease, prefix, snapshot(position))
         return None if lease is None else prefix
 
     def park(

@@ -66,7 +66,7 @@ class AnyUse(RuleBasedStateMachine):
         if lease is None:
             assert self.there() == before, "what does not fit evicts nothing"
         elif lease:
-            assert self.store.shelf.keep_state(lease, talk.end, snapshot(talk.length), talk.length)
+            assert self.store.shelf.keep_state(lease, talk.end, snapshot(talk.length))
         if lease is not None:
             self.model.states[number].add(talk.end)
 
@@ -84,7 +84,7 @@ class AnyUse(RuleBasedStateMachine):
         lease = data.draw(st.sampled_from(sorted(self.model.leases)))
         number, talk = self.model.leases.pop(lease)
         if fill:
-            assert self.store.shelf.keep_state(lease, talk.end, snapshot(talk.length), talk.length)
+            assert self.store.shelf.keep_state(lease, talk.end, snapshot(talk.length))
             self.model.states[number].add(talk.end)
         else:
             self.store.shelf.give_back([lease])

@@ -79,8 +79,8 @@ async def ask(house: House, request: GenerateRequest) -> Answer:
 
 
 async def push_out(house: House) -> None:
-    for name in ("A", "B"):
-        await ask(house, replace(agent(f"Stranger {name}", 1), tools=[{"type": "function", "name": name}]))
+    strangers = (replace(agent(f"Stranger {n}", 1), tools=[{"type": "function", "name": n}]) for n in "AB")
+    await asyncio.gather(*(ask(house, stranger) for stranger in strangers))
 
 
 def told(answer: Answer) -> Repacked | None:

@@ -303,7 +303,7 @@ def test_t2_where_not_even_the_root_fits_nothing_changes() -> None:
 def test_s3_where_there_is_no_room_parking_is_refused_and_evicts_nothing() -> None:
     store = Store(budget=size(CHAT))
     name = store.keep(0, CHAT)
-    assert store.park(1, Talk(1, (1, 2, 3, 4))) is None
+    assert store.park(1, Talk(1, (1, 2, 3, 4)), edges=()) is None
     store.check()
     assert store.names == {name}
     assert not store.shelf.evictions
@@ -312,7 +312,7 @@ def test_s3_where_there_is_no_room_parking_is_refused_and_evicts_nothing() -> No
 def test_t2_with_root_cells_never_a_root_gets_none_where_its_conversation_does_not_fit() -> None:
     store = Store(budget=STATE + ROOT * (CELL + KEY), root_cells=False)
     store.root(CHAT)
-    assert store.park(0, CHAT, states=(ROOT,)) is None
+    assert store.park(0, CHAT, states=(CHAT.length,)) is None
     store.check()
 
 
@@ -333,25 +333,80 @@ def test_t2_a_root_that_a_learned_cut_divides_keeps_its_cells_too(kind: str) -> 
 
 def test_b2_of_two_conversations_the_one_that_saves_less_for_its_bytes_goes_first() -> None:
     store = Store(budget=2 * size(CHAT))
-    longer_ago = store.keep(0, CHAT)
-    just_now = store.keep(1, Talk(1, (1, 2, 3)))
+    longer_ago = store.keep(0, CHAT, edges=())
+    just_now = store.keep(1, Talk(1, (1, 2, 3)), edges=())
     for _ in range(3):
         assert lent(store, longer_ago, CHAT, ROOT)
-    third = store.keep(2, Talk(2, (1, 2, 3)))
+    third = store.keep(2, Talk(2, (1, 2, 3)), edges=())
     store.check()
     assert store.names == {longer_ago, third}
     assert just_now not in store.told.kept
 
 
+def test_b2_a_conversation_that_has_to_make_room_keeps_its_beginning() -> None:
+    store = Store(budget=2 * size(CHAT))
+    older = store.keep(0, CHAT)
+    newer = store.keep(1, Talk(1, (1, 2, 3)))
+    assert store.shelf.make_room(1)
+    store.check()
+    assert (store.told.kept[older], store.told.kept[newer]) == (ROOT, CHAT.length)
+    assert lent(store, older, CHAT, ROOT)
+    assert store.lend(older, CHAT.length) is None
+
+
+def test_b2_a_conversation_is_cut_back_to_where_it_has_a_state_and_not_elsewhere() -> None:
+    store = Store(budget=10 * size(CHAT))
+    turns = [cut for cut, _ in CHAT.cuts]
+    name = store.keep(0, CHAT, edges=turns, states=(turns[-3], CHAT.length))
+    room = store.shelf.ledger.free + 1
+    assert store.shelf.make_room(room)
+    store.check()
+    assert store.told.kept == {name: turns[-3]}
+    assert store.told.states == {CHAT.prefix(turns[-3])}
+
+
+def test_b2_cells_that_have_lost_the_state_above_them_go_first() -> None:
+    store = Store(budget=10 * size(CHAT))
+    turns = [cut for cut, _ in CHAT.cuts]
+    name = store.keep(0, CHAT, edges=turns, states=(turns[0], CHAT.length))
+    store.shelf.evict_state(CHAT.end)
+    other = store.keep(1, Talk(1, (1, 2, 3)), edges=())
+    assert store.shelf.make_room(store.shelf.ledger.free + 1)
+    store.check()
+    assert store.told.kept == {name: turns[0], other: CHAT.length}
+
+
+def test_b2_the_states_inside_a_conversation_go_before_its_end() -> None:
+    store = Store(budget=10 * size(CHAT))
+    turns = [cut for cut, _ in CHAT.cuts]
+    name = store.keep(0, CHAT, edges=turns, states=(ROOT, CHAT.length))
+    assert store.shelf.make_room(store.shelf.ledger.free + 1)
+    store.check()
+    assert store.told.states == {CHAT.end}
+    assert store.told.kept == {name: CHAT.length}
+
+
+def test_b2_what_is_worth_more_makes_no_room_for_what_is_parked() -> None:
+    store = Store(budget=2 * size(CHAT) + ROOT * (CELL + KEY))
+    old = Talk(2, (1, 2, 3))
+    store.state(slot(2), old)
+    kept = [store.keep(number, Talk(number, (1, 2, 3)), edges=()) for number in (0, 1)]
+    for _ in range(9):
+        assert all(lent(store, name, Talk(n, (1, 2, 3)), ROOT) for n, name in enumerate(kept))
+    assert store.park(2, old, states=(ROOT, old.length)) is None
+    store.check()
+    assert store.names == {*kept}
+
+
 def test_a_conversation_that_is_on_its_way_or_lent_is_not_evicted() -> None:
     store = Store(budget=2 * size(CHAT))
-    name = store.keep(0, CHAT)
-    assert store.park(1, Talk(1, (1, 2, 3))) is not None
+    name = store.keep(0, CHAT, edges=())
+    assert store.park(1, Talk(1, (1, 2, 3)), edges=()) is not None
     loan = store.lend(name, ROOT)
     assert loan is not None
-    assert store.park(2, Talk(2, (1, 2, 3))) is None
+    assert store.park(2, Talk(2, (1, 2, 3)), edges=()) is None
     store.parking.repay(name, None)
-    assert store.park(2, Talk(2, (1, 2, 3))) is not None
+    assert store.park(2, Talk(2, (1, 2, 3)), edges=()) is not None
     store.check()
     assert name not in store.names
 

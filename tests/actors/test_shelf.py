@@ -40,7 +40,7 @@ def test_of_two_slots_that_take_one_state_at_once_the_first_keeps_it_for_both() 
     assert store.used == 2 * STATE
     for lease in leases:
         assert lease
-        assert store.shelf.keep_state(lease, A.end, snapshot(A.length), A.length)
+        assert store.shelf.keep_state(lease, A.end, snapshot(A.length))
         store.check()
     assert store.used == STATE
     assert store.shelf.states[A.end].holders == {slot(0), slot(1)}
@@ -52,7 +52,7 @@ def test_a_lease_that_is_not_filled_is_given_back_once() -> None:
     assert lease
     store.shelf.give_back([lease])
     store.shelf.give_back([lease, 12345])
-    assert not store.shelf.keep_state(lease, A.end, snapshot(A.length), A.length)
+    assert not store.shelf.keep_state(lease, A.end, snapshot(A.length))
     store.check()
     assert store.used == 0
 
@@ -76,8 +76,8 @@ def test_a_lease_of_an_earlier_life_is_unknown_and_never_somebody_elses() -> Non
     assert new
     assert old != new
     later.give_back([old])
-    assert not later.keep_state(old, A.end, snapshot(A.length), A.length)
-    assert later.keep_state(new, A.end, snapshot(A.length), A.length)
+    assert not later.keep_state(old, A.end, snapshot(A.length))
+    assert later.keep_state(new, A.end, snapshot(A.length))
 
 
 def test_a_state_that_is_used_now_is_not_evicted() -> None:

@@ -154,10 +154,13 @@ def test_s2_where_nothing_deeper_can_be_resumed_no_checkpoint_is_lost_by_going_o
     assert not continues(replace(match, position=0, deepest=0), system_end=300)
 
 
-def test_s2_with_no_empty_slot_the_least_recently_used_idle_one_is_taken() -> None:
+def test_s2_with_no_empty_slot_the_idle_one_that_costs_least_to_move_is_taken() -> None:
     strange = chat(("user", 400, 9))
     world = World().slot(0, CHAT, used=5).slot(1, OTHER, used=3).slot(2, strange, used=1, busy=True)
     assert world.where(chat(("user", 33))) == (1, "none", 0)
+    short = chat(("user", 10))
+    world = World().slot(0, CHAT, used=3).slot(1, short, used=5)
+    assert world.where(chat(("user", 33))) == (1, "none", 0), "long conversations are long to copy"
 
 
 def test_a_prefix_shared_with_the_slot_that_is_overwritten_is_reused_without_a_copy() -> None:
