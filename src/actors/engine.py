@@ -23,7 +23,7 @@ from regrow.actors.disk_tier import DiskTier
 from regrow.actors.engine_actor import EngineActor, EngineWiring, LivingRequest
 from regrow.actors.events import Event
 from regrow.actors.explain import Explainer
-from regrow.actors.known_cold import ColdBook, Considered, KnownCold
+from regrow.actors.known_cold import ColdBook, Considered, KnownCold, RepackReport
 from regrow.actors.messages import (
     CacheReport,
     CacheStats,
@@ -36,7 +36,6 @@ from regrow.actors.messages import (
     EngineStats,
     Forget,
     Holds,
-    RepackReport,
     RootReport,
     RootStats,
     SlotReport,

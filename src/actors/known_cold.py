@@ -17,7 +17,6 @@ from typing import BinaryIO
 import structlog
 
 from regrow.actors.events import RepackDecision, Repacked
-from regrow.actors.messages import RepackReport
 from regrow.actors.threads import Threads
 from regrow.config import EngineSettings
 from regrow.errors import BadConfig, RegrowError
@@ -43,6 +42,17 @@ class Considered:
     request: GenerateRequest
     repacked: Repacked | None = None
     key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RepackReport:
+    """Conversations that are tracked, those of them with a latch, and requests that were shortened: at the
+    turn at which their conversation was known to be lost, and later."""
+
+    tracked: int
+    latched: int
+    cold: int
+    sticky: int
 
 
 @dataclass(frozen=True, slots=True)

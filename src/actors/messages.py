@@ -132,17 +132,6 @@ class EngineStats(Ask[EngineReport]):
 
 
 @dataclass(frozen=True, slots=True)
-class RepackReport:
-    """Conversations that are tracked, those of them with a latch, and requests that were shortened: at the
-    turn at which their conversation was known to be lost, and later."""
-
-    tracked: int
-    latched: int
-    cold: int
-    sticky: int
-
-
-@dataclass(frozen=True, slots=True)
 class Admit:
     """To a slot: serve this request from its first `resume` keys, which `holder` has (the slot itself,
     another slot, a parked conversation or a root; None where nothing is reused).
