@@ -3,11 +3,12 @@ costs."""
 
 import asyncio
 import itertools
+import signal
 from typing import Any
 
 import aiohttp
 
-from tests.e2e.server import Client, Server
+from tests.e2e.server import Client, Server, serving
 
 CALLS = 20
 OPENING = 12  # tokens that open a message, which are not among those that the prompt before had
@@ -131,3 +132,28 @@ async def test_a_client_that_reads_nothing_holds_nobody_up(hybrid: Server) -> No
             model=hybrid.model, messages=[{"role": "user", "content": "Hello"}], max_tokens=4
         )
         assert answer.usage.completion_tokens  # type: ignore[union-attr]
+
+
+async def test_at_a_stop_signal_what_runs_ends_and_every_connection_is_told() -> None:
+    with serving("random:llama", "--threads", "1") as server:
+        async with (
+            server.client() as client,
+            client.http.ws_connect("/v1/stream") as busy,
+            client.http.ws_connect("/v1/stream") as idle,
+            client.http.ws_connect("/v1/responses") as other,
+        ):
+            messages = [{"role": "user", "content": "hello"}]
+            body = {"model": server.model, "messages": messages, "max_tokens": 100, "ignore_eos": True}
+            await busy.send_json({"type": "create", "id": "a", "request": body})
+            while (await busy.receive_json(timeout=IN_TIME))["type"] != "delta":
+                pass
+            server.process.send_signal(signal.SIGTERM)
+            last = {}
+            async with asyncio.timeout(IN_TIME):
+                async for message in busy:
+                    last = message.json()
+                heard = [message for ws in (idle, other) async for message in ws]
+            assert (last["type"], last["usage"]["completion_tokens"]) == ("done", 100)
+            assert heard == []
+            assert [ws.close_code for ws in (busy, idle, other)] == [1001] * 3
+        assert server.process.wait(IN_TIME) == 0
