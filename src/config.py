@@ -21,7 +21,8 @@ class EngineSettings:
     models are kept. root_cells: whether a root gets a copy of its cells at once, when its last holder is
     about to go, or never. repack_cold: leave old tool results out of conversations that are not kept any more
     and have rested for over conversation_ttl seconds; data_dir: where is noted which. verify: read again what
-    is mounted, and compare (V2). cache_dir: where conversations and roots are kept across restarts, up to
+    is mounted, and compare (V2). debug_digest: a hash of all that the slot holds with every answer (V1).
+    cache_dir: where conversations and roots are kept across restarts, up to
     cache_disk_gib GiB; None keeps nothing. deadline: seconds that any request may take. ask_deadline_s bounds
     every ask between actors. save_after_s: how long a session is idle before it is written to disk (D5).
     debug: check integrity after every step.
@@ -43,6 +44,7 @@ class EngineSettings:
     root_min: int = 256
     root_cells: RootCells = "auto"
     verify: bool = False
+    debug_digest: bool = False
     cache_mib: int | None = None
     cache_dir: Path | None = None
     cache_disk_gib: float | None = None

@@ -20,8 +20,8 @@ class ContextLengthExceeded(BadRequest):
     def __init__(self, prompt: int, max_tokens: int, context: int, param: str = "messages") -> None:
         self.prompt, self.max_tokens, self.context = prompt, max_tokens, context
         super().__init__(
-            f"this model's maximum context length is {context} tokens, but the prompt has {prompt} tokens and "
-            f"max_tokens is {max_tokens}",  # agents look for these words, and then shorten the prompt
+            f"this model's maximum context length is {context} tokens, but the prompt has {prompt} tokens "
+            f"and max_tokens is {max_tokens}",  # agents look for these words, and then shorten the prompt
             param=param,
             code="context_length_exceeded",
         )

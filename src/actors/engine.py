@@ -256,6 +256,7 @@ class Engine:
             exact=served.exact,
             checkpoints=settings.checkpoints,
             verify=settings.verify,
+            debug_digest=settings.debug_digest,
             root_cells=settings.root_cells,
             ask_deadline_s=settings.ask_deadline_s,
             later=None if self._tier is None else self._save_later,

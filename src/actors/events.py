@@ -116,7 +116,8 @@ class Repacked:
 
 @dataclass(frozen=True, slots=True)
 class Reuse:
-    """The facts of E1: what was reused, from where, and why not more. Times in milliseconds."""
+    """The facts of E1: what was reused, from where, and why not more. Times in milliseconds. digest: of all
+    that the slot holds at the end, as hex, where that was asked for (V1)."""
 
     source: Source
     slot: int | None
@@ -129,6 +130,7 @@ class Reuse:
     why: str | None = None
     diverged: Divergence | None = None
     repacked: Repacked | None = None
+    digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

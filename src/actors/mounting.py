@@ -55,6 +55,7 @@ class SlotWiring:
 
     detokenizer makes a fresh one for each answer; spell gives the bytes of one token. now is the engine clock
     in seconds. checkpoints: how many a session keeps. verify: read again what is mounted, and compare.
+    debug_digest: tell with every answer a hash of what the slot holds.
     later: tells a slot something after a while; None where there is no disk tier. root_min: tokens of the
     shortest root; None where none are kept.
     """
@@ -70,6 +71,7 @@ class SlotWiring:
     exact: Exactness
     checkpoints: int
     verify: bool
+    debug_digest: bool
     root_cells: RootCells
     ask_deadline_s: float
     later: Callable[[int, object], None] | None = None

@@ -45,6 +45,7 @@ class Serving:
     error: RegrowError | None = None
     tail: str = ""
     distrusted: bool = False
+    digest: str | None = None
 
     @classmethod
     def of(cls, admit: Admit, epoch: int, wiring: SlotWiring) -> "Serving":
@@ -97,6 +98,7 @@ class Serving:
             why=admit.why.sentence if admit.why else None,
             diverged=admit.diverged,
             repacked=admit.prepared.repacked,
+            digest=self.digest,
         )
         log.info(
             "request",

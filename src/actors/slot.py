@@ -6,6 +6,7 @@ chain holds only valid checkpoints.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import assert_never
 
 from regrow.actors.disk_messages import (
@@ -318,6 +319,10 @@ class SlotActor:
             await self._reserve(serving, [ended.length], self._w.geometry.bytes_per_checkpoint)
             await self._keep(serving, ended.length, ended.snapshot)
         serving.finish(ended.reason)
+        if self._w.debug_digest:
+            with suppress(RegrowError):  # the answer is complete, whatever becomes of the device
+                digest = await self._w.device.ask(SlotDigest(self._slot), self._w.ask_deadline_s)
+                serving.digest = digest.value
         self._end(serving)
 
     def _halt(self, serving: Serving, reason: EndReason | str, error: RegrowError | None) -> None:

@@ -35,8 +35,9 @@ def usage_body(usages: Sequence[Usage]) -> Body:
 def reuse_body(reuse: Reuse) -> Body:
     """Return the `regrow` object (E1); milliseconds are rounded to a tenth."""
     body: Body = msgspec.to_builtins(reuse)
-    if reuse.repacked is None:
-        del body["repacked"]
+    for only_if_asked in ("repacked", "digest"):
+        if body[only_if_asked] is None:
+            del body[only_if_asked]
     times = {name: round(getattr(reuse, name), 1) for name in ("queue_ms", "mount_ms", "read_ms")}
     return {**body, **times}
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from regrow.actors.messages import DigestRequest
 from regrow.errors import BadRequest
 from tests.actors.world import (
     House,
@@ -51,6 +52,17 @@ def test_v2_a_mounted_state_that_differs_fails_the_request_and_a_retry_reads_afr
         assert (retry.tokens, retry.reused) == (house.truth(second), 0)
 
     in_house(scenario, seeds=[0], slots=2, hybrid=False, verify=True)
+
+
+def test_v1_with_debug_digest_an_answer_tells_the_digest_of_its_slot() -> None:
+    async def scenario(house: House) -> None:
+        for request in (chat("hi"), stranger(1)):
+            answer = await house.ask(request)
+            slot = answer.end.reuse.slot
+            assert slot is not None
+            assert answer.end.reuse.digest == (await house.engine.slot(slot).ask(DigestRequest(), 60.0)).value
+
+    in_house(scenario, seeds=[0], slots=2, debug_digest=True)
 
 
 def test_what_is_kept_can_be_forgotten_root_by_root_or_all_at_once() -> None:

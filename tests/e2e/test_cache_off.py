@@ -22,7 +22,7 @@ async def test_answers_are_the_same_with_the_cache_off_for_a_request_or_for_the_
     async with hybrid.client() as client:
         on = await talk(client, hybrid.model, SYSTEM, QUESTIONS)
         off = await talk(client, hybrid.model, SYSTEM, QUESTIONS, regrow={"cache": "off"})
-    with serving(*HYBRID, "--cache", "off") as server:
+    with serving(*HYBRID, "--cache", "off", "--debug-digest") as server:
         async with server.client() as client:
             never = await talk(client, server.model, SYSTEM, QUESTIONS)
             cache = (await client.status())["cache"]
@@ -31,4 +31,6 @@ async def test_answers_are_the_same_with_the_cache_off_for_a_request_or_for_the_
     assert all(reused(on)[1:])
     assert reused(off) == reused(never) == [0, 0, 0]
     assert {turn.regrow["why"] for turn in (*off, *never)} == {"The cache is off for this request."}
+    assert len({turn.regrow["digest"] for turn in never}) == len(QUESTIONS)
+    assert not any("digest" in turn.regrow for turn in on)
     assert cache["budget"] == sum(cache["used"].values()) == 0
