@@ -154,6 +154,52 @@ async def test_what_a_client_sends_back_itself_is_the_same_as_what_is_kept(start
     assert lost.value.code == "previous_response_not_found"
 
 
+async def test_a_coding_agents_request_is_served_as_it_comes(start: Start, engine: StubEngine) -> None:
+    served = await start(engine)
+    context = "<environment_context><cwd>/work</cwd></environment_context>"
+    body = {
+        "model": "stub",
+        "instructions": "You are a coding agent.",
+        "input": [
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "Be safe"}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": context}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": None, "encrypted_content": "gAAA"},
+            {
+                "type": "function_call",
+                "name": "shell",
+                "arguments": '{"command":["ls"]}',
+                "call_id": "call_1",
+            },
+            {"type": "function_call_output", "call_id": "call_1", "output": '{"output":"a.py"}'},
+        ],
+        "tools": [
+            {
+                "type": "function",
+                "name": "shell",
+                "description": "Runs a command",
+                "strict": False,
+                "parameters": {"type": "object", "properties": {"command": {"type": "array"}}},
+            }
+        ],
+        "tool_choice": "auto",
+        "parallel_tool_calls": False,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "0199",
+        "text": {"verbosity": "medium"},
+    }
+    async with served.http.post("/v1/responses", json=body) as response:
+        assert response.status == 200
+        text = await response.text()
+    assert "event: response.completed" in text
+    messages = engine.requests[0].messages
+    roles = [message["role"] for message in messages]
+    assert roles == ["system", "system", "user", "assistant", "tool"]
+    assert engine.requests[0].template_options == {"reasoning_effort": "medium"}
+
+
 async def test_structured_output_is_asked_of_the_engine_and_parsed_by_the_client(start: Start) -> None:
     class Capital(BaseModel):
         name: str
