@@ -8,6 +8,7 @@ training moves all of a tensor, so two models never agree there, and 70 GB take 
 import hashlib
 import itertools
 import json
+import os
 from pathlib import Path
 
 import torch
@@ -34,10 +35,13 @@ def file_digest(path: Path) -> str:
 
 def arithmetic(device: torch.device) -> tuple[str | int, ...]:
     """Return what decides, beside the model and the chunks, the bits that a computation gives (D3): the build
-    of torch, and the device or the instruction set and the number of threads that share a sum."""
+    of torch, and the device or the instruction set; the number of threads only where the math library is not
+    held to one code path."""
     if device.type == "cuda":
         return torch.__version__, "cuda", torch.version.cuda or "", torch.cuda.get_device_name(device)
-    return torch.__version__, device.type, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
+    pinned = os.environ.get("MKL_CBWR", "").endswith(",STRICT")
+    threads = 0 if pinned else torch.get_num_threads()
+    return torch.__version__, device.type, torch.backends.cpu.get_cpu_capability(), threads
 
 
 def module_fingerprint(module: PreTrainedModel) -> str:

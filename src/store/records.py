@@ -6,6 +6,7 @@ older one, which is unlinked once nothing names it. What cannot be used is renam
 another model or another arithmetic stays as it is. All of this runs on one thread.
 """
 
+import errno
 import itertools
 import re
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -40,6 +41,7 @@ from regrow.store.record import (
 log = structlog.get_logger(__name__)
 SUFFIX, UNFINISHED, ASIDE = ".safetensors", ".part", ".broken"
 NAME = re.compile(r"(\d{10})-(chat|root)-[0-9a-f]{16}\.safetensors")
+NOT_THE_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR})  # errors of the process
 PIECE = 16 << 20  # bytes written at once
 MOST_FILES = 6  # a record with parts in more files is written whole, so that old states do not pile up
 PartKey = tuple[int, int, bytes]
@@ -191,7 +193,7 @@ class Records:
     def read(self, name: str, parts: Iterable[PartKey]) -> dict[PartKey, list[Tensor]]:
         """Return the tensors of some parts of a record, every one of them checked (S5).
 
-        Raises Broken, and sets aside what is, with all that names it.
+        Raises Broken, and sets aside what is, with all that names it; OSError where it is not the file.
         """
         stored = self._stored.get(name)
         if stored is None:
@@ -209,6 +211,8 @@ class Records:
                     own = [region for region in regions.values() if region.name.startswith(label)]
                     read[key] = [self._tensor(file, region, header.sums[region.name]) for region in own]
             except (Broken, OtherVersion, KeyError, OSError) as error:
+                if isinstance(error, OSError) and error.errno in NOT_THE_FILES:
+                    raise
                 self.set_aside(file, str(error))
                 raise Broken(str(error) if file == name else f"{file}: {error}") from None
         with suppress(OSError):
@@ -329,6 +333,8 @@ class Records:
         except OtherVersion:
             self.foreign.add(name)
         except (Broken, OSError) as error:
+            if isinstance(error, OSError) and error.errno in NOT_THE_FILES:
+                raise
             self.set_aside(name, str(error))
         else:
             if self._identity in (None, header.identity):

@@ -18,6 +18,7 @@ from regrow.actors.events import Finished, Token
 from regrow.actors.messages import DigestRequest
 from regrow.actors.served import Served, load_served
 from regrow.config import EngineSettings
+from regrow.models.identity import arithmetic
 from regrow.policy.request import GenerateRequest
 from tests.engine.test_random_lives import SLOTS, Faulty, Life
 
@@ -144,16 +145,19 @@ async def test_d3_what_changes_the_bits_ignores_the_records_and_leaves_them(
     assert end.reuse.source == "disk"
 
 
-def test_d3_another_number_of_threads_is_another_arithmetic(tmp_path: Path) -> None:
-    threads = torch.get_num_threads()
+@pytest.mark.parametrize(("path", "identities"), [("AUTO,STRICT", 1), ("AUTO", 2)])
+def test_d3_the_number_of_threads_counts_where_the_math_library_is_not_held_to_one_code_path(
+    path: str, identities: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MKL_CBWR", path)
+    threads, found = torch.get_num_threads(), set()
     try:
-        spaces = {
-            load_served(settings_of("llama", tmp_path, threads=n), lambda text, share: None).namespace
-            for n in (1, 2)
-        }
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            found.add(arithmetic(torch.device("cpu")))
     finally:
         torch.set_num_threads(threads)
-    assert len(spaces) == 2
+    assert len(found) == identities
 
 
 @pytest.mark.parametrize("family", ["qwen3_5", "llama"])

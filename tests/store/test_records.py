@@ -229,6 +229,21 @@ def test_a_record_whose_file_vanished_or_cannot_be_read_is_a_miss() -> None:
         records.read(first.name, parts_of(first))
 
 
+def test_a_process_without_free_files_takes_no_record_for_broken() -> None:
+    disk = SimulatedDisk()
+    records = opened(disk)
+    write(records, talk(1))
+    [stored] = records.live().values()
+    disk.fails["read"] = errno.EMFILE
+    with pytest.raises(OSError, match="fails"):
+        is_true(records, stored)
+    with pytest.raises(OSError, match="fails"):
+        opened(disk)
+    disk.fails.clear()
+    assert is_true(records, stored)
+    assert is_true(opened(disk), stored)
+
+
 def test_d3_records_of_another_identity_are_ignored_and_stay_and_are_found_again_by_their_own() -> None:
     disk = SimulatedDisk()
     write(opened(disk), talk(7))
