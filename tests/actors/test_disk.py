@@ -12,6 +12,7 @@ import pytest
 
 from regrow.actors.disk_messages import DiskReport, DiskStats
 from regrow.actors.events import Finished, ReadProgress
+from regrow.errors import BadConfig
 from regrow.policy.request import GenerateRequest
 from tests.actors.world import (
     SEEDS,
@@ -444,6 +445,17 @@ def test_a_client_that_goes_while_its_record_is_read_leaves_nothing_behind() -> 
             await second.rests()
 
     in_homes(scenario)
+
+
+def test_a_directory_that_cannot_be_read_at_all_ends_the_start() -> None:
+    async def scenario(home: Home) -> None:
+        await home.after(FIRST)
+        home.disk.fails["read"] = errno.EMFILE
+        with pytest.raises(BadConfig, match="--cache-dir"):
+            async with home.opened():
+                pass
+
+    in_homes(scenario, seeds=[0])
 
 
 @dataclass
