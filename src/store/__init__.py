@@ -1,1 +1,2 @@
-"""What is kept on disk: the relay's touches and latches, and the originals of what it shortened."""
+"""What is kept on disk: conversations and roots as records, the touches and latches of conversations, and the
+originals of what was shortened."""
