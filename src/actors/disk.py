@@ -11,6 +11,7 @@ import structlog
 from regrow.actors.disk_loop import DiskLoop, Use, Write
 from regrow.actors.disk_messages import (
     DiskChanged,
+    DiskContents,
     DiskReport,
     DiskStats,
     ForgetRoot,
@@ -79,6 +80,8 @@ class DiskActor:
                 return any(prefix in prefixes for _, prefix in cuts)
             case DiskStats():
                 return DiskReport(self._directory, self._disk_budget, self._loop.counters)
+            case DiskContents():
+                return self._loop.contents
             case Down(name):  # without the cache the engine has forgotten too
                 for to in ("cache", "engine") if name == "cache" else ("engine",):
                     self._tell(to, DiskChanged(tuple(self._known.values()), (), self._loop.counters.rate))
@@ -130,6 +133,7 @@ class DiskActor:
                     records.set_aside(read.record, str(error))
                 raise
             nbytes = sum(tensor.data.nbytes for tensors in found.values() for tensor in tensors)
+            self._loop.uses[read.record] += 1
             self._loop.measured(nbytes, self._now() - begin)
             return cells, states
 

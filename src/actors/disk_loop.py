@@ -6,7 +6,7 @@ Whatever a job raises is its answer; an error of the disk in a write makes the t
 
 import errno
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -14,8 +14,8 @@ from typing import Literal
 import structlog
 
 from regrow.actors.on_disk import OnDisk, on_disk
-from regrow.store.record import Broken
-from regrow.store.records import NewRecord, NoRoom, Records
+from regrow.store.record import Broken, RecordKind
+from regrow.store.records import NewRecord, NoRoom, Records, Stored
 
 log = structlog.get_logger(__name__)
 RETRY_S = 30.0  # after an error of the disk nothing is written for so long
@@ -43,6 +43,19 @@ class DiskCounters:
     restored_s: float = 0.0
     failed: int = 0
     rate: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordReport:
+    """One record that can be used. nbytes: of its own file. used_at: when it was last written or read, in
+    seconds since 1970. uses: how often it was read from since the start."""
+
+    name: str
+    kind: RecordKind
+    tokens: int
+    nbytes: int
+    used_at: float
+    uses: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +92,7 @@ class _Writing:
 class DiskLoop:
     """Implements `Steppable`. live: the records that can be used, by name, oldest first. changed: told them
     on this thread when they are others, before the answer of the job that made them so. now: a clock in
-    seconds."""
+    seconds. uses: how often records were read from, by name."""
 
     def __init__(
         self,
@@ -99,7 +112,9 @@ class DiskLoop:
         self._writing: _Writing | None = None
         self._paused_until = 0.0
         self.counters = DiskCounters()
-        self._count()
+        self.uses = Counter[str]()
+        self.contents: tuple[RecordReport, ...] = ()
+        self._count(records.live())
 
     def post(self, job: Job) -> None:
         """Give the thread a job; from any thread."""
@@ -236,17 +251,28 @@ class DiskLoop:
                 self._news.wait(min(seconds, LONGEST_REST_S))
 
     def _tell(self) -> None:
-        self._count()
         live = self._records.live()
+        self._count(live)
         if live.keys() != self.live.keys():
             self.live = on_disk(live, self.live)
             self._changed(self.live)
 
-    def _count(self) -> None:
+    def _count(self, live: Mapping[str, Stored]) -> None:
         records = self._records
+        self.contents = tuple(
+            RecordReport(
+                name,
+                stored.header.kind,
+                stored.header.length,
+                stored.size,
+                records.used_at(name),
+                self.uses[name],
+            )
+            for name, stored in live.items()
+        )
         self.counters = replace(
             self.counters,
-            records=len(records.live()),
+            records=len(live),
             used=records.used,
             foreign=len(records.foreign),
             set_aside=len(records.files_aside),

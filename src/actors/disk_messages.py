@@ -6,7 +6,7 @@ Asks go only Slot -> Cache; to the disk, and from it, there are only tells.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from regrow.actors.disk_loop import DiskCounters
+from regrow.actors.disk_loop import DiskCounters, RecordReport
 from regrow.actors.on_disk import OnDisk, ToSave
 from regrow.actors.parking import Parkable
 from regrow.actors.runtime import Ask
@@ -129,6 +129,11 @@ class DiskReport:
 @dataclass(frozen=True, slots=True)
 class DiskStats(Ask[DiskReport]):
     """To the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskContents(Ask[tuple[RecordReport, ...]]):
+    """To the disk: say which records can be used, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)

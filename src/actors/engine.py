@@ -18,7 +18,8 @@ import structlog
 
 from regrow.actors.cache import CacheActor
 from regrow.actors.device import DeviceActor, Outbox
-from regrow.actors.disk_messages import DiskReport, DiskStats
+from regrow.actors.disk_loop import RecordReport
+from regrow.actors.disk_messages import DiskContents, DiskReport, DiskStats
 from regrow.actors.disk_tier import DiskTier
 from regrow.actors.engine_actor import EngineActor, EngineWiring, LivingRequest
 from regrow.actors.events import Event
@@ -378,12 +379,12 @@ class Engine:
         if not asked.cancelled() and asked.exception() is None:
             self.engine.tell(Cancel(asked.result().id))
 
-    async def cache_report(self) -> tuple[CacheReport, tuple[RootReport, ...]]:
-        """Return what is kept: bytes by kind, parked conversations, roots."""
+    async def cache_report(self) -> tuple[CacheReport, tuple[RootReport, ...], tuple[RecordReport, ...]]:
+        """Return what is kept: bytes by kind and parked conversations, roots, records on disk."""
         deadline = self.settings.ask_deadline_s
-        return await self.cache.ask(CacheStats(), deadline), tuple(
-            await self.roots.ask(RootStats(), deadline)
-        )
+        cache = await self.cache.ask(CacheStats(), deadline)
+        roots = tuple(await self.roots.ask(RootStats(), deadline))
+        return cache, roots, () if self._tier is None else await self.disk.ask(DiskContents(), deadline)
 
     async def forget(self, root: str | None = None) -> int:
         """Drop one root, or everything that is kept and not in use; return how many things went.

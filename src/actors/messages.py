@@ -523,7 +523,8 @@ class DeviceStats(Ask[DeviceReport]):
 
 @dataclass(frozen=True, slots=True)
 class SlotReport:
-    """One slot as `/v1/status` shows it."""
+    """One slot as `/v1/status` shows it: the tokens it holds; and of its request, where it has one: the
+    tokens of the prompt, of it what was reused and how far it is read, and the answer so far."""
 
     slot: int
     phase: str
@@ -531,6 +532,10 @@ class SlotReport:
     length: int
     checkpoints: tuple[int, ...]
     version: int
+    prompt: int = 0
+    reused: int = 0
+    position: int = 0
+    drawn: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -480,6 +480,10 @@ class SlotActor:
             length=self._session.length + (len(serving.answer) if serving else 0),
             checkpoints=self._session.chain.positions,
             version=self._version,
+            prompt=len(serving.admit.prepared.keys) if serving else 0,
+            reused=serving.reused if serving else 0,
+            position=serving.position if serving else 0,
+            drawn=serving.shown if serving else 0,
         )
 
     def check_integrity(self) -> None:

@@ -10,6 +10,7 @@ from regrow.api.guard import guard, shows
 from regrow.api.keys import Keys, keyed
 from regrow.api.models import served_names
 from regrow.api.openapi import document
+from regrow.api.page.page import PAGE, assemble
 from regrow.api.port import EnginePort, Gate
 from regrow.api.responses.routes import BACKGROUND, end_background
 from regrow.api.responses.store import STORE, ResponseStore
@@ -37,6 +38,7 @@ def make_app(engine: EnginePort | None, settings: ServerSettings) -> web.Applica
     app[BACKGROUND] = set()
     app[KEYS] = keys
     app[OPENAPI] = document(ROUTES)
+    app[PAGE] = assemble()
     app.on_response_prepare.append(add_request_id)
     app.on_response_prepare.append(shows(settings.cors))
     app.on_shutdown.extend((close_sockets, end_background))

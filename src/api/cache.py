@@ -9,9 +9,9 @@ from regrow.errors import BadRequest
 
 
 async def get_cache(request: web.Request) -> web.Response:
-    report, roots = await request.app[GATE].engine.cache_report()
+    report, roots, records = await request.app[GATE].engine.cache_report()
     body: dict[str, object] = msgspec.to_builtins(report)
-    return json_response({**body, "roots": msgspec.to_builtins(roots)})
+    return json_response({**body, "roots": roots, "disk": records})
 
 
 async def get_original(request: web.Request) -> web.Response:

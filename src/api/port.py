@@ -8,10 +8,12 @@ from typing import Protocol
 
 from regrow.actors.events import Event
 from regrow.api.metrics import Metrics
+from regrow.api.recent import Recent
+from regrow.config import EngineSettings
 from regrow.errors import RegrowError
 from regrow.models.answer_reader import ThinkingTags
 from regrow.policy.plan import ReadPlan
-from regrow.policy.request import GenerateRequest, JsonAnswer, SamplingParams, ToolFormat
+from regrow.policy.request import Exactness, GenerateRequest, JsonAnswer, SamplingParams, ToolFormat
 
 
 class ModelInfo(Protocol):
@@ -24,7 +26,7 @@ class ModelInfo(Protocol):
     @property
     def vocab_size(self) -> int: ...
     @property
-    def exact(self) -> str: ...
+    def exact(self) -> Exactness: ...
     @property
     def created(self) -> int: ...
     @property
@@ -62,6 +64,9 @@ class EnginePort(Protocol):
     def info(self) -> ModelInfo: ...
 
     @property
+    def settings(self) -> EngineSettings: ...
+
+    @property
     def ready(self) -> bool: ...
 
     async def submit(self, request: GenerateRequest) -> Run:
@@ -92,8 +97,8 @@ class EnginePort(Protocol):
         """Return a text that was left out of a conversation; None where there is none of that name."""
         ...
 
-    async def cache_report(self) -> tuple[object, object]:
-        """Return what the cache holds, and the roots, as values that msgspec can encode."""
+    async def cache_report(self) -> tuple[object, object, object]:
+        """Return what the cache holds, the roots, and what is on disk, as values that msgspec can encode."""
         ...
 
     async def forget(self, root: str | None = None) -> int:
@@ -119,11 +124,13 @@ class Gate:
     def __init__(self) -> None:
         self.loaded: EnginePort | None = None
         self.metrics: Metrics | None = None
+        self.recent = Recent()
 
     def open(self, engine: EnginePort, model: str) -> None:
         """Let requests through to `engine`, which is called `model`."""
         self.metrics = Metrics(model)
         engine.watch(self.metrics.heard)
+        engine.watch(self.recent.heard)
         self.loaded = engine
 
     @property

@@ -11,6 +11,7 @@ from regrow.api.messages import count_tokens, messages
 from regrow.api.messages_schema import CountRequest, MessagesRequest
 from regrow.api.models import get_model, list_models
 from regrow.api.openapi import openapi
+from regrow.api.page.page import page
 from regrow.api.responses.routes import (
     cancel_response,
     count_input_tokens,
@@ -34,6 +35,7 @@ from regrow.api.stream import stream
 from regrow.api.tokens import apply_template, detokenize, tokenize
 
 ROUTES = (
+    Route("GET", "/", page, "Show the page: chat, monitor, about", keyless=True),
     Route("POST", "/v1/chat/completions", chat_completions, "Answer a chat", ChatRequest),
     Route("POST", "/v1/completions", completions, "Continue prompts as they are", CompletionRequest),
     Route("POST", "/v1/messages", messages, "Answer a chat, as Anthropic does", MessagesRequest),

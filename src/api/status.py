@@ -9,6 +9,7 @@ from regrow import __version__
 from regrow.api.errors import json_response
 from regrow.api.figures import exposition
 from regrow.api.models import served_names
+from regrow.api.settings import settings_body
 from regrow.api.state import GATE, SETTINGS
 
 
@@ -23,9 +24,17 @@ async def ready(request: web.Request) -> web.Response:
 
 async def status(request: web.Request) -> web.Response:
     gate = request.app[GATE]
-    names = served_names(gate.engine.info, request.app[SETTINGS])
+    settings = request.app[SETTINGS]
+    info = gate.engine.info
     engine: dict[str, object] = msgspec.to_builtins(await gate.engine.status())
-    return json_response({"version": __version__, "status": gate.state, "served_names": names, **engine})
+    facts = {
+        "version": __version__,
+        "status": gate.state,
+        "served_names": served_names(info, settings),
+        "settings": settings_body(gate.engine.settings, settings, info),
+        "recent": gate.recent.answers,
+    }
+    return json_response({**facts, **engine})
 
 
 async def metrics(request: web.Request) -> web.Response:

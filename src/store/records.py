@@ -107,6 +107,10 @@ class Records:
         """All files, those included that are not used."""
         return list(self._facts)
 
+    def used_at(self, name: str) -> float:
+        """Return when a file was last written or read, in seconds since 1970."""
+        return self._facts[name].used
+
     def find(self, name: str) -> Stored | None:
         """Return what a file that can be read holds."""
         return self._stored.get(name)

@@ -18,10 +18,11 @@ from regrow.actors.events import (
     Token,
     Usage,
 )
+from regrow.config import EngineSettings
 from regrow.errors import BadRequest, ContextLengthExceeded, Draining, RegrowError
 from regrow.models.answer_reader import ThinkingTags
 from regrow.policy.plan import ReadPlan
-from regrow.policy.request import GenerateRequest, JsonAnswer, SamplingParams, ToolFormat
+from regrow.policy.request import Exactness, GenerateRequest, JsonAnswer, SamplingParams, ToolFormat
 
 REUSE = Reuse(
     source="checkpoint",
@@ -72,7 +73,7 @@ class StubModel:
     name: str = "stub"
     context: int = 4096
     vocab_size: int = 1000
-    exact: str = "cache"
+    exact: Exactness = "cache"
     created: int = 1_700_000_000
     default_sampling: SamplingParams = field(
         default_factory=lambda: SamplingParams(temperature=0.6, top_p=0.9)
@@ -136,6 +137,7 @@ class StubEngine:
         self.script = script
         self.plan = ReadPlan(0, ())
         self.info = info or StubModel()
+        self.settings = EngineSettings()
         self.ready = True
         self.thinks = False
         self.conforming = True
@@ -196,8 +198,8 @@ class StubEngine:
     async def original(self, name: str) -> str | None:
         return "Grüße" if name == "ab" else None
 
-    async def cache_report(self) -> tuple[object, object]:
-        return {"budget": 1024, "parked": []}, [{"prefix": "0a", "tokens": 300}]
+    async def cache_report(self) -> tuple[object, object, object]:
+        return {"budget": 1024, "parked": []}, [{"prefix": "0a", "tokens": 300}], [{"name": "b"}]
 
     async def forget(self, root: str | None = None) -> int:
         return 3 if root is None else int(root == "0a")

@@ -59,9 +59,11 @@ async def test_every_route_of_the_table_asks_for_a_key(start: Start, engine: Stu
     assert not engine.runs
 
 
-async def test_only_health_and_ready_are_answered_without_a_key(start: Start, engine: StubEngine) -> None:
+async def test_only_the_page_health_and_ready_are_answered_without_a_key(
+    start: Start, engine: StubEngine
+) -> None:
     served = await start(engine, api_keys=TWO)
-    for path, status in {"/health": 200, "/ready": 200, "/nowhere": 401, "/v1/models": 401}.items():
+    for path, status in {"/": 200, "/health": 200, "/ready": 200, "/nowhere": 401, "/v1/models": 401}.items():
         for method in ("GET", "HEAD"):
             async with served.http.request(method, path) as response:
                 assert response.status == status, path

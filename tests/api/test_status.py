@@ -101,7 +101,12 @@ async def test_the_cache_shows_what_is_kept_and_forgets_it(start: Start, engine:
     served = await start(engine)
     assert await served.get("/v1/cache") == (
         200,
-        {"budget": 1024, "parked": [], "roots": [{"prefix": "0a", "tokens": 300}]},
+        {
+            "budget": 1024,
+            "parked": [],
+            "roots": [{"prefix": "0a", "tokens": 300}],
+            "disk": [{"name": "b"}],
+        },
     )
     async with served.http.delete("/v1/cache") as response:
         assert (response.status, await response.json()) == (200, {"forgotten": 3})

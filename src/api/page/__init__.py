@@ -1,0 +1,1 @@
+"""The page that `GET /` serves: chat, monitor, about."""
