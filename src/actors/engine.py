@@ -52,7 +52,7 @@ from regrow.actors.served import Served, load_served
 from regrow.actors.slot import SlotActor
 from regrow.actors.threads import DriverHandle, RealThreads, Threads
 from regrow.config import EngineSettings
-from regrow.errors import ActorDown, BadRequest, DeadlineExceeded, Draining, Overloaded
+from regrow.errors import ActorDown, BadRequest, DeadlineExceeded, Draining
 from regrow.gpu.device_loop import DeviceLoop
 from regrow.models.answer_reader import ThinkingTags
 from regrow.models.constrain import Grammars
@@ -242,7 +242,7 @@ class Engine:
             system.ref(name) for name in ("device", "disk", "cache", "roots", "engine")
         )
         self.slots = tuple(system.ref(name) for name in names)
-        outbox = Outbox(self._threads, lambda slot, ticks: self.slots[slot].tell(ticks), self.device.tell)
+        outbox = Outbox(self._threads, lambda slot, ticks: self.slots[slot].post(ticks), self.device.post)
         loop = DeviceLoop(served.runner, decode_share=settings.decode_share, now=now, deliver=outbox.deliver)
         geometry = served.runner.geometry
         slot_wiring = SlotWiring(
@@ -265,8 +265,8 @@ class Engine:
         )
         engine_wiring = EngineWiring(
             slots=self.slots,
-            cancel=lambda request: self.engine.tell(Cancel(request)),
-            expire=lambda request, error: self.engine.tell(Cancel(request, error)),
+            cancel=lambda request: self.engine.post(Cancel(request)),
+            expire=lambda request, error: self.engine.post(Cancel(request, error)),
             now=now,
             explain=Explainer(served.tokenizer, served.exact, settings.chunk),
             queue=settings.queue,
@@ -293,7 +293,7 @@ class Engine:
 
         system.spawn(
             "device",
-            lambda: DeviceActor(loop, generations, self._threads, now, self.cache.tell),
+            lambda: DeviceActor(loop, generations, self._threads, now, self.cache.post),
             mailbox=MAILBOX,
             watchers=(*names, "engine", "cache"),
         )
@@ -301,9 +301,12 @@ class Engine:
         def tell(to: str, message: object) -> None:
             system.ref(to).tell(message)
 
+        def post(to: str, message: object) -> None:
+            system.ref(to).post(message)
+
         drivers, disk = [], [] if self._tier is None else ["disk"]
         if self._tier is not None:
-            records, actor = self._tier.wire(served, self._threads, tell, now)
+            records, actor = self._tier.wire(served, self._threads, post, now)
             spawn("disk", actor, ["cache", "engine"])
             drivers.append(self._threads.drive("disk", records))
         spawn(
@@ -377,7 +380,7 @@ class Engine:
     def _abandon(self, asked: asyncio.Future[Run]) -> None:
         """The client has gone while its request was submitted."""
         if not asked.cancelled() and asked.exception() is None:
-            self.engine.tell(Cancel(asked.result().id))
+            self.engine.post(Cancel(asked.result().id))
 
     async def cache_report(self) -> tuple[CacheReport, tuple[RootReport, ...], tuple[RecordReport, ...]]:
         """Return what is kept: bytes by kind and parked conversations, roots, records on disk."""
@@ -463,7 +466,7 @@ class Engine:
         """Take no new work; return when the last request has ended, or was ended after `drain_s` seconds."""
         self._closing = True
         with contextlib.suppress(DeadlineExceeded, ActorDown):
-            await self.engine.ask(Drain(), self.settings.drain_s)
+            await self.engine.ask(Drain(), self.settings.drain_s, urgent=True)
             return
         await self._cut_off()
 
@@ -485,10 +488,10 @@ class Engine:
 
     def _save_later(self, slot: int, message: object) -> None:
         loop = asyncio.get_running_loop()
-        loop.call_later(self.settings.save_after_s, self.slots[slot].tell, message)
+        loop.call_later(self.settings.save_after_s, self.slots[slot].post, message)
 
     async def _cut_off(self) -> None:
         """End every request now."""
         self._closing = True
-        with contextlib.suppress(DeadlineExceeded, ActorDown, Overloaded):
-            await self.engine.ask(CutOff(), self.settings.ask_deadline_s)
+        with contextlib.suppress(DeadlineExceeded, ActorDown):
+            await self.engine.ask(CutOff(), self.settings.ask_deadline_s, urgent=True)

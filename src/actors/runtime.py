@@ -111,14 +111,20 @@ class ActorRef:
         with contextlib.suppress(ActorDown):
             self._put(_Envelope(message))
 
-    async def ask(self, message: Ask[R], deadline_s: float) -> R:
-        """Put a message and wait for its answer.
+    def post(self, message: object) -> None:
+        """As `tell`, and it always finds room: for timers and threads, which nobody could tell that they were
+        refused. The sender bounds how many there are."""
+        with contextlib.suppress(ActorDown):
+            self._put(_Envelope(message), bounded=False)
+
+    async def ask(self, message: Ask[R], deadline_s: float, *, urgent: bool = False) -> R:
+        """Put a message and wait for its answer. urgent: it finds room in a full mailbox.
 
         Raises what the actor raised, ActorDown when it crashed first, DeadlineExceeded after `deadline_s`
         seconds (the message may still be handled; its answer is dropped).
         """
         reply: asyncio.Future[object] = asyncio.get_running_loop().create_future()
-        self._put(_Envelope(message, reply))
+        self._put(_Envelope(message, reply), bounded=not urgent)
         try:
             async with asyncio.timeout(deadline_s):
                 return cast(R, await reply)
@@ -127,10 +133,9 @@ class ActorRef:
                 f"{self.name} did not answer {type(message).__name__} within {deadline_s:g} s"
             ) from None
 
-    def _put(self, envelope: _Envelope) -> None:
-        """`Down` always finds room: the restart limit bounds how many there are."""
+    def _put(self, envelope: _Envelope, *, bounded: bool = True) -> None:
         cell = self._cells[self.name]
-        if cell.waiting >= cell.size and not isinstance(envelope.message, Down):
+        if bounded and cell.waiting >= cell.size:
             raise Overloaded(f"the mailbox of {self.name} holds {cell.size} messages and is full")
         try:
             cell.send.send_nowait(envelope)
@@ -267,8 +272,7 @@ class System:
                 self.failed.set_result(f"{cell.name} crashed {times}; last: {reason}")
             return False
         for name in cell.watchers:
-            with contextlib.suppress(ActorDown):
-                self.ref(name).tell(down)
+            self.ref(name).post(down)  # the restart limit bounds how many there are
         return not self._stopping
 
     def _fail_waiting(self, cell: _Cell, reason: str) -> None:

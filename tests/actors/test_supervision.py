@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from regrow.actors.runtime import Down, System
-from regrow.errors import ActorDown, BadRequest, DeadlineExceeded
+from regrow.errors import ActorDown, BadRequest, DeadlineExceeded, Overloaded
 from tests.actors.worker import Break, Forward, Later, Log, Stage, Work, Worker, settled, stats, with_worker
 from tests.world.loop import VirtualLoop, run_world
 
@@ -310,3 +310,16 @@ def test_no_task_outlives_a_system_whose_block_raises() -> None:
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
     run_world(0, scenario)
+
+
+@with_worker()
+async def test_a_post_and_an_urgent_ask_find_room_in_a_full_mailbox_and_nothing_else_does(on: Stage) -> None:
+    on.worker.tell(Work(seconds=1.0))
+    await settled()
+    for _ in range(8):
+        on.worker.tell("fills it")
+    with pytest.raises(Overloaded, match="holds 8 messages and is full"):
+        on.worker.tell("one more")
+    on.worker.post("from a timer")
+    assert await on.worker.ask(Work(), 10.0, urgent=True) == 2
+    assert on.log.handled == ["fills it"] * 8 + ["from a timer"]
