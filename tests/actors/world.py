@@ -221,7 +221,8 @@ class House:
         cache = await self.engine.cache.ask(CacheStats(), 1)
         assert sum(cache.used.values()) <= cache.peak <= cache.budget
         for number in range(len(self.engine.slots)):
-            if self.placement.given(number) is None:
+            told = number in self.placement.sessions  # else a new engine does not know whether it is busy
+            if told and self.placement.given(number) is None:
                 self._check_session(number)
         if not self.requests:
             self._check_cache()

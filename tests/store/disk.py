@@ -40,7 +40,7 @@ Change = tuple[str, Content | None]  # None: the name goes
 
 class SimulatedDisk:
     """Implements `Files`. capacity: bytes. note: told of every operation, before it is done. fails: an
-    operation -> the error number that it gives from now on."""
+    operation -> the error number that it gives from now on. lies: a sync says that it is done, and is not."""
 
     def __init__(
         self, capacity: int = 1 << 40, note: Callable[[str, int], None] = lambda operation, size: None
@@ -48,6 +48,7 @@ class SimulatedDisk:
         self.capacity = capacity
         self.note = note
         self.fails: dict[str, int] = {}
+        self.lies = False
         self.operations = 0
         self.ends_at: int | None = None
         self.names: dict[str, Content] = {}
@@ -115,6 +116,8 @@ class SimulatedDisk:
 
     def sync(self) -> None:
         self.operate("sync names")
+        if self.lies:
+            return
         self._synced_names = dict(self.names)
         self._unsynced.clear()
 
@@ -154,7 +157,8 @@ class Writing:
 
     def sync(self) -> None:
         self._disk.operate("sync")
-        self._content.synced = bytes(self._content.data)
+        if not self._disk.lies:
+            self._content.synced = bytes(self._content.data)
 
     def close(self) -> None:
         """What was not synced may still be lost."""
