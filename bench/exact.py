@@ -115,7 +115,7 @@ class Ways:
         salt, first = self._salt(), self._sibling(lone_tokens(self._engine))
         await self._ask(first, salt)
         await self._displace()
-        kept, _ = await self._engine.cache_report()
+        kept, *_ = await self._engine.cache_report()
         assert all(parked.tokens < len(first) - CHUNK for parked in kept.parked), kept.parked
         return [await self._arrive(salt, self._root)]
 

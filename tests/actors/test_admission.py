@@ -7,7 +7,7 @@ import pytest
 from regrow.actors.events import Placed, Queued, Token, Usage
 from regrow.actors.run import Run
 from regrow.errors import ActorDown, Draining, Overloaded
-from tests.actors.world import A_MOMENT, Answer, House, chat, house, in_house, raw, stranger, text
+from tests.actors.world import A_MOMENT, Answer, House, chat, house, in_house, keys_of, raw, stranger, text
 from tests.world.engine import CHUNK
 from tests.world.loop import VirtualLoop, run_world
 
@@ -222,14 +222,20 @@ def test_a_slot_reports_what_it_does() -> None:
     async def scenario(house: House) -> None:
         run = await house.submit(chat("hello", max_tokens=50))
         phases = []
+        before = 0
         for _ in range(100):
             report = (await house.engine.status()).slots[0]
             phases.append(report.phase)
             if report.phase == "idle":
+                assert (report.prompt, report.reused, report.position, report.drawn) == (0, 0, 0, 0)
                 break
+            assert report.prompt == len(keys_of(chat("hello")))
+            assert before <= report.position + report.drawn <= report.prompt + 50
+            before = report.position + report.drawn
             assert report.request == run.id
             await asyncio.sleep(0.05)
         assert list(dict.fromkeys(phases)) == ["reading", "decoding", "idle"]
+        assert before > len(keys_of(chat("hello")))
         answer = await house.ended(run)
         assert len(answer.of(Token)) == 50
         totals = (await house.engine.status()).engine.totals

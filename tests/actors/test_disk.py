@@ -419,6 +419,23 @@ def test_s9_what_is_not_to_be_kept_is_not_written_and_salts_do_not_meet_on_disk(
     in_homes(scenario)
 
 
+def test_what_is_on_disk_is_listed_with_its_size_and_how_often_it_was_read_from() -> None:
+    async def scenario(home: Home) -> None:
+        await home.after(FIRST)
+        async with home.opened() as second:
+            records = (await second.engine.cache_report())[2]
+            assert {record.name for record in records} == set(home.disk.names)
+            assert [(record.kind, record.uses) for record in records] == [("root", 0), ("chat", 0)]
+            assert records[0].tokens == system_end(FIRST)
+            assert sum(record.nbytes for record in records) == (await report_of(second)).counters.used
+            await answered(second, NEXT)
+            again = {record.name: record for record in (await second.engine.cache_report())[2]}
+            assert again[records[1].name].uses == 1
+            assert again[records[1].name].used_at >= records[1].used_at
+
+    in_homes(scenario)
+
+
 def test_without_a_cache_the_disk_is_left_alone() -> None:
     async def scenario(home: Home) -> None:
         await home.after(FIRST)

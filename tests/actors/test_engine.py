@@ -70,7 +70,7 @@ def test_what_is_kept_can_be_forgotten_root_by_root_or_all_at_once() -> None:
         requests = [chat("hi"), stranger(1)]
         for request in requests:
             await house.ask(request)
-        _, roots = await house.engine.cache_report()
+        _, roots, _ = await house.engine.cache_report()
         assert [root.tokens for root in roots] == [system_end(r) for r in reversed(requests)]
         assert await house.engine.forget(roots[0].prefix) == 1
         assert await house.engine.forget(roots[0].prefix) == 0
@@ -79,8 +79,8 @@ def test_what_is_kept_can_be_forgotten_root_by_root_or_all_at_once() -> None:
         assert refused.value.param == "root"
         assert [r.prefix for r in (await house.engine.cache_report())[1]] == [roots[1].prefix]
         assert await house.engine.forget() > 0
-        cache, roots = await house.engine.cache_report()
-        assert (cache.states, cache.spans, cache.parked, roots) == (0, 0, (), ())
+        cache, roots, records = await house.engine.cache_report()
+        assert (cache.states, cache.spans, cache.parked, roots, records) == (0, 0, (), (), ())
         assert (await house.ask(chat("hi"))).reused == 0
 
     in_house(scenario, seeds=[0])

@@ -1,7 +1,13 @@
 """What the server says of itself, before and after the model is loaded."""
 
+import dataclasses
+import json
+from pathlib import Path
+
 import pytest
 
+from regrow.cli import SERVE, all_options
+from regrow.config import EngineSettings, ServerSettings
 from tests.api.conftest import Start, chat_body
 from tests.api.stub import StubEngine, StubModel
 
@@ -115,3 +121,27 @@ async def test_the_cache_shows_what_is_kept_and_forgets_it(start: Start, engine:
     async with served.http.delete("/v1/cache/roots/ff") as response:
         assert response.status == 400
         assert (await response.json())["error"]["code"] == "root_not_found"
+
+
+async def test_the_status_tells_the_settings_that_hold_and_no_key(start: Start, engine: StubEngine) -> None:
+    engine.settings = EngineSettings(parallel=3, cache_dir=Path("/kept"), chat_template="{{ a secret }}")
+    served = await start(engine, api_keys=("hidden-key", "another"), served_names=("a", "b"))
+    async with served.http.get("/v1/status", headers={"x-api-key": "hidden-key"}) as response:
+        text = await response.text()
+    settings = json.loads(text)["settings"]
+    held = {name: settings[name] for name in ("parallel", "cache-dir", "cache-mib", "served-model-name")}
+    assert held == {"parallel": 3, "cache-dir": "/kept", "cache-mib": None, "served-model-name": ["a", "b"]}
+    assert (settings["ctx"], settings["exact"], settings["tool-format"]) == (4096, "cache", "hermes")
+    assert (settings["api-key"], settings["chat-template"]) == (2, "given")
+    assert "hidden-key" not in text
+    assert "secret" not in text
+
+
+async def test_every_option_of_the_engine_and_the_server_is_among_the_settings(
+    start: Start, engine: StubEngine
+) -> None:
+    served = await start(engine)
+    _, status = await served.get("/v1/status")
+    fields = {field.name for kind in (EngineSettings, ServerSettings) for field in dataclasses.fields(kind)}
+    options = {option.name for option in all_options(SERVE) if option.field in fields}
+    assert options <= status["settings"].keys()

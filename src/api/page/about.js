@@ -14,7 +14,8 @@ const ADDRESSES = [
 
 function showAbout({ version, served_names, model, cache, settings }) {
   const sampling = Object.entries(model.default_sampling).filter(([, value]) => typeof value === "number");
-  show(byId("model"), table([["Name"], [served_names.join(", ")]], [
+  show(byId("model"), table([["Fact"], ["Value"]], [
+    ["Served as", served_names.join(", ")],
     ["Model", model.name],
     ["Kind", model.hybrid ? "hybrid: it keeps a running state beside its cells" : "attention only"],
     ["Context", plural(model.context, "token")],

@@ -127,13 +127,13 @@ function showTurn(turn) {
     if (shown !== answer.content) setText(text, (shown = answer.content));
     paintBar(bar, answer);
     show(facts, ...(answer.end ? ending(turn, answer.end) : [make("p", {}, answer.phase)]));
-    if (atEnd) scroll.scrollTop = scroll.scrollHeight;
+    if (atEnd) scrollToEnd();
   }
 
   byId("log").append(element);
   byId("chat-empty").hidden = true;
   paint();
-  byId("scroll").scrollTop = byId("scroll").scrollHeight;
+  scrollToEnd();
   return {
     element,
     changed() {
@@ -243,10 +243,14 @@ function save() {
 }
 
 function restore() {
-  const kept = JSON.parse(sessionStorage.getItem(CHAT) ?? "{}");
-  byId("system").value = kept.system ?? "";
-  turns = kept.turns ?? [];
+  const kept = JSON.parse(sessionStorage.getItem(CHAT) ?? '{"system": "", "turns": []}');
+  byId("system").value = kept.system;
+  turns = kept.turns;
   turns.forEach(showTurn);
+}
+
+function scrollToEnd() {
+  byId("scroll").scrollTop = byId("scroll").scrollHeight;
 }
 
 function startChat() {
@@ -255,7 +259,7 @@ function startChat() {
   byId("composer").addEventListener("submit", (event) => {
     event.preventDefault();
     const text = draft.value.trim();
-    if (!text || running) return;
+    if (!text || running || byId("send").disabled) return;
     draft.value = "";
     say(text);
     draft.focus();

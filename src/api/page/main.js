@@ -19,6 +19,7 @@ function route() {
     if (link.hash === `#/${view}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
+  if (view === "chat") scrollToEnd();
   document.title = view === "chat" ? "regrow" : `${view[0].toUpperCase()}${view.slice(1)} · regrow`;
   poll(true);
 }
@@ -43,9 +44,9 @@ async function poll(all = false) {
     if (view === "about") showAbout(status);
     notice("");
   } catch (error) {
-    if (error.status === 401) showState("away", "Wants a key");
+    if (error.status === 401) showState("locked", key ? "Does not take the key" : "Wants a key");
     else if (error.code === "loading") showState("loading", "The model is loading");
-    else showState("away", "Not reachable");
+    else showState("away", error.status ? "In trouble" : "Not reachable");
     notice(error.status ? error.message : "The server cannot be reached. What you see is what it said last.");
   } finally {
     asking = false;
@@ -61,6 +62,7 @@ function notice(text) {
 
 function showState(is, text) {
   byId("state").dataset.is = is;
+  byId("enter-key").hidden = is !== "locked";
   if (byId("state-text").textContent !== text) byId("state-text").textContent = text;
 }
 
@@ -73,7 +75,10 @@ byId("forget-key").addEventListener("click", () => {
   setKey("");
   poll(true);
 });
-byId("forget-all").addEventListener("click", () => forget("/v1/cache"));
+byId("enter-key").addEventListener("click", enterKey);
+byId("forget-all").addEventListener("click", () => {
+  if (confirm("Forget everything that is kept and not in use? It will be read again when it is needed.")) forget("/v1/cache");
+});
 document.addEventListener("visibilitychange", () => document.hidden || poll(true));
 window.addEventListener("hashchange", () => {
   route();

@@ -88,13 +88,12 @@ function slotCard(slot, { context }, passed) {
 
 function charts({ recent }) {
   const shown = recent.slice(-ANSWERS);
-  const values = (name) => shown.map((answer) => answer[name] ?? 0);
   const last = samples.at(-1) ?? { read: 0, drawn: 0 };
   const timed = (name, title, what) => {
-    const highest = Math.max(...values(name), 0);
-    const told = shown.length ? `last ${seconds(values(name).at(-1))} · most ${seconds(highest)}` : "no answer yet";
-    const label = `${what} of the last ${plural(shown.length, "answer")}: ${told}`;
-    return figure(title, told, bars(values(name).map((value) => [["", value]]), ANSWERS, label));
+    const values = shown.map((answer) => answer[name]).filter((value) => value != null);
+    const told = values.length ? `last ${seconds(values.at(-1))} · most ${seconds(Math.max(...values))}` : "no answer yet";
+    const label = `${what} of the last ${plural(values.length, "answer")}: ${told}`;
+    return figure(title, told, bars(values.map((value) => [["", value]]), ANSWERS, label));
   };
   const reused = shown.reduce((sum, answer) => sum + answer.reused, 0);
   const prompts = shown.reduce((sum, answer) => sum + answer.prompt, 0);

@@ -2,6 +2,7 @@
 
 const KEY = "regrow-key";
 let key = sessionStorage.getItem(KEY) ?? "";
+let asked = false; // for this key, once: who closes the dialog is left alone
 
 class Refusal extends Error {
   constructor(status, error) {
@@ -25,14 +26,18 @@ async function ask(path, method = "GET") {
 }
 
 function wantKey() {
-  const dialog = byId("key-dialog");
-  if (dialog.open) return;
+  if (!asked) enterKey();
+}
+
+function enterKey() {
+  asked = true;
   byId("key-error").textContent = key ? "The server does not take this key." : "";
-  dialog.showModal();
+  byId("key-dialog").showModal();
 }
 
 function setKey(value) {
   key = value;
+  asked = false;
   if (value) sessionStorage.setItem(KEY, value);
   else sessionStorage.removeItem(KEY);
   stream.close();
