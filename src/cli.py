@@ -95,6 +95,9 @@ SERVE = {
         _setting("chunk", whole(64, multiple=64), "tokens read in one piece"),
         _setting("decode-share", real(0, 1), "part of a chunk's time that running streams get after it"),
         _setting(
+            "hang-s", real(0), "seconds a chunk or step may take before the device is restarted; 0 = any"
+        ),
+        _setting(
             "exact",
             one_of("full", "cache", "off", auto=True),
             "what answers do not depend on: full = cache and load, cache = the cache",

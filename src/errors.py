@@ -64,6 +64,10 @@ class ActorDown(RegrowError):
     """The actor that was asked has crashed or stopped before it answered."""
 
 
+class EngineGaveUp(RegrowError):
+    """Actors crashed more often than the restart limit allows; the message says which, and why."""
+
+
 class DeviceFailed(RegrowError):
     """A step on the device failed; the device is restarted with fresh arenas."""
 

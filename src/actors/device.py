@@ -2,6 +2,7 @@
 
 After an error of the runner the loop refuses work and tells this actor, which crashes; its supervisor starts
 a fresh one, which resets the arenas as a new generation. Watchers hear `Down` and forget what the slots held.
+A loop that hangs is the same, in another thread (`device_thread.py`).
 """
 
 import asyncio
@@ -9,8 +10,10 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar, cast
 
+from regrow.actors.device_thread import DeviceThread
 from regrow.actors.messages import (
     AlsoSnapshot,
     DeviceBroke,
@@ -29,7 +32,7 @@ from regrow.actors.messages import (
 )
 from regrow.actors.threads import Threads
 from regrow.errors import DeviceFailed
-from regrow.gpu.device_loop import Broken, Call, DeviceEvent, DeviceLoop, Empty, Halt, Reset, SnapshotAt
+from regrow.gpu.device_loop import Broken, Call, Command, DeviceEvent, Empty, Halt, Reset, SnapshotAt
 from regrow.gpu.transfers import Fill, Save
 from regrow.gpu.types import HostCells, Runner
 from regrow.gpu.verify import differing_parts
@@ -38,25 +41,37 @@ from regrow.policy.directory import HolderId
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class LookAfter:
+    """Told by a timer: see whether the loop hangs."""
+
+    generation: int
+
+
 class DeviceActor:
     """`generations` counts the lives of this actor; jobs and calls of an earlier one are refused."""
 
     def __init__(
         self,
-        loop: DeviceLoop,
+        thread: DeviceThread,
         generations: "itertools.count[int]",
         threads: Threads,
         now: Callable[[], float],
         tell_cache: Callable[[object], None],
+        tell_me: Callable[[object], None],
     ) -> None:
-        self._loop = loop
+        self._thread = thread
         self._tell_cache = tell_cache
         self._generation = next(generations)
         self._threads = threads
         self._now = now
+        self._tell_me = tell_me
+        self._watched = False
 
     async def started(self) -> None:
-        self._loop.post(Reset(self._generation))
+        await self._thread.renew()
+        self._loop = self._thread.loop
+        self._post(Reset(self._generation))
 
     async def handle(self, message: object) -> object:
         match message:
@@ -65,13 +80,13 @@ class DeviceActor:
             case SaveCells(slot, name, ranges):
                 self._save(slot, name, ranges)
             case EmptySlot(slot):
-                self._loop.post(Empty(self._generation, slot))
+                self._post(Empty(self._generation, slot))
             case AlsoSnapshot(slot, epoch, position):
-                self._loop.post(SnapshotAt(slot, epoch, position))
+                self._post(SnapshotAt(slot, epoch, position))
             case Start(job):
-                self._loop.post(job)
+                self._post(job)
             case Stop(slot, epoch):
-                self._loop.post(Halt(slot, epoch))
+                self._post(Halt(slot, epoch))
             case SlotDigest(slot):
                 return self._call(lambda runner: runner.digest(slot))
             case Verify(slot, keys, chunks):
@@ -79,12 +94,34 @@ class DeviceActor:
                 return self._call(lambda runner: differing_parts(runner, spare, slot, keys, chunks))
             case DeviceStats():
                 return DeviceReport(self._generation, self._loop.counters)
+            case LookAfter(generation):
+                if generation == self._generation:
+                    self._look_after()
             case DeviceBroke(generation, error):
                 if generation == self._generation:  # else this life has reset the arenas since
                     raise DeviceFailed(f"{type(error).__name__}: {error}") from error
             case _:
                 raise TypeError(f"the device does not know {type(message).__name__}")
         return None
+
+    def _post(self, command: Command) -> None:
+        """Give the loop something to do, and see to it that it comes to an end."""
+        self._loop.post(command)
+        if not self._watched:
+            self._watch()
+
+    def _look_after(self) -> None:
+        """Crash where the loop hangs; look again while it works."""
+        if self._thread.hangs():
+            limit = f"one piece of work took longer than {self._thread.hang_s:g} s (--hang-s)"
+            raise DeviceFailed(f"the device hangs: {limit}")
+        self._watched = False
+        if self._loop.at_work:
+            self._watch()
+
+    def _watch(self) -> None:
+        self._watched = True
+        self._thread.look_again(functools.partial(self._tell_me, LookAfter(self._generation)))
 
     def _mount(self, mount: Mount) -> asyncio.Future[Mounted]:
         begin = self._now()
@@ -97,7 +134,7 @@ class DeviceActor:
                 reply.set_result(Mounted(self._generation, (self._now() - begin) * 1e3))
 
         done = self._in_loop(settle)
-        self._loop.post(Fill(self._generation, mount.slot, mount.position, mount.source, mount.state, done))
+        self._post(Fill(self._generation, mount.slot, mount.position, mount.source, mount.state, done))
         return reply
 
     def _save(self, slot: int, name: HolderId, ranges: tuple[tuple[int, int], ...]) -> None:
@@ -105,7 +142,7 @@ class DeviceActor:
             failed = isinstance(result, Exception)
             self._tell_cache(Parked(name, None if failed else cast(tuple[HostCells, ...], result)))
 
-        self._loop.post(Save(self._generation, slot, ranges, self._in_loop(settle)))
+        self._post(Save(self._generation, slot, ranges, self._in_loop(settle)))
 
     def _call(self, function: Callable[[Runner], T]) -> asyncio.Future[T]:
         """Run `function` on the device thread between two steps; the answer comes when it has run."""
@@ -117,7 +154,7 @@ class DeviceActor:
             else:
                 reply.set_result(cast(T, result))
 
-        self._loop.post(Call(self._generation, function, self._in_loop(settle)))
+        self._post(Call(self._generation, function, self._in_loop(settle)))
         return reply
 
     def _in_loop(self, settle: Callable[[object], None]) -> Callable[[object], None]:

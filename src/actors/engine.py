@@ -12,12 +12,13 @@ import itertools
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 
 from regrow.actors.cache import CacheActor
+from regrow.actors.checked import Checked, Sound
 from regrow.actors.device import DeviceActor, Outbox
+from regrow.actors.device_thread import DeviceThread
 from regrow.actors.disk_loop import RecordReport
 from regrow.actors.disk_messages import DiskContents, DiskReport, DiskStats
 from regrow.actors.disk_tier import DiskTier
@@ -83,29 +84,6 @@ class ModelInfo:
     hybrid: bool
     bytes_per_token: int
     bytes_per_checkpoint: int
-
-
-class Sound(Actor, Protocol):
-    """An actor that can assert its own invariants."""
-
-    def check_integrity(self) -> None: ...
-
-
-class Checked:
-    """An actor whose invariants are asserted after every message (`EngineSettings.debug`): a breach crashes
-    it."""
-
-    def __init__(self, actor: Sound) -> None:
-        self._actor = actor
-
-    async def started(self) -> None:
-        await self._actor.started()
-        self._actor.check_integrity()
-
-    async def handle(self, message: object) -> object:
-        result = await self._actor.handle(message)
-        self._actor.check_integrity()
-        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +198,7 @@ class Engine:
                     await engine._cut_off()
                     if tier is not None:
                         await tier.write_out(engine.slots, engine.cache)
+                    await engine.device_thread.stop()
                     for driver in drivers:
                         await driver.stop()
                     engine._grammars.close()
@@ -243,7 +222,10 @@ class Engine:
         )
         self.slots = tuple(system.ref(name) for name in names)
         outbox = Outbox(self._threads, lambda slot, ticks: self.slots[slot].post(ticks), self.device.post)
-        loop = DeviceLoop(served.runner, decode_share=settings.decode_share, now=now, deliver=outbox.deliver)
+        make = functools.partial(
+            DeviceLoop, decode_share=settings.decode_share, now=now, deliver=outbox.deliver
+        )
+        self.device_thread = DeviceThread(served.runner, make, self._threads, settings.hang_s)
         geometry = served.runner.geometry
         slot_wiring = SlotWiring(
             engine=self.engine,
@@ -293,7 +275,14 @@ class Engine:
 
         system.spawn(
             "device",
-            lambda: DeviceActor(loop, generations, self._threads, now, self.cache.post),
+            lambda: DeviceActor(
+                self.device_thread,
+                generations,
+                self._threads,
+                now,
+                self.cache.post,
+                self.device.post,
+            ),
             mailbox=MAILBOX,
             watchers=(*names, "engine", "cache"),
         )
@@ -327,7 +316,8 @@ class Engine:
         for i, name in enumerate(names):
             spawn(name, functools.partial(self._slot, i, restarts[name], slot_wiring), ["engine", "cache"])
         spawn("engine", lambda: EngineActor(engine_wiring, self._requests), [*names, "cache", *disk])
-        return [self._threads.drive("device", loop), *drivers]
+        self.device_thread.start()
+        return drivers
 
     @staticmethod
     def _slot(slot: int, lives: "itertools.count[int]", wiring: SlotWiring) -> SlotActor:
@@ -439,6 +429,10 @@ class Engine:
     def ready(self) -> bool:
         """Whether new requests are taken."""
         return not self._closing and not self.failed
+
+    async def given_up(self) -> str:
+        """Wait until the actor system has given up, and return why."""
+        return await asyncio.shield(self._system.failed)
 
     @property
     def failed(self) -> str | None:

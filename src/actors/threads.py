@@ -30,8 +30,11 @@ class Steppable(Protocol):
 
 
 class DriverHandle(Protocol):
-    async def stop(self) -> None:
-        """Close the driven object and return once its last step has ended."""
+    async def stop(self, within_s: float | None = None) -> None:
+        """Close the driven object and return once its last step has ended, or after so many seconds."""
+
+    def abandon(self) -> None:
+        """Close the driven object; whether its step ever ends is left open."""
 
 
 class Threads(Protocol):
@@ -84,6 +87,9 @@ class RealDriver:
             if not self._work.step():
                 self._work.wait()
 
-    async def stop(self) -> None:
+    async def stop(self, within_s: float | None = None) -> None:
         self._work.close()
-        await self._loop.run_in_executor(None, self._thread.join)
+        await self._loop.run_in_executor(None, self._thread.join, within_s)
+
+    def abandon(self) -> None:
+        self._work.close()

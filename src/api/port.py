@@ -109,6 +109,10 @@ class EnginePort(Protocol):
         """Have every event of every run told to `watcher` when it happens, with the id of the run."""
         ...
 
+    async def given_up(self) -> str:
+        """Wait until the actor system has given up, and return why."""
+        ...
+
     async def drain(self) -> None:
         """Take no new work; return when what runs has ended or was cut off."""
         ...

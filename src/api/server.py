@@ -17,7 +17,7 @@ from regrow.api.models import served_names
 from regrow.api.port import EnginePort
 from regrow.api.state import GATE
 from regrow.config import ServerSettings
-from regrow.errors import BadConfig
+from regrow.errors import BadConfig, EngineGaveUp
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 INTERRUPTED = 130
@@ -30,7 +30,7 @@ async def serve(
 ) -> None:
     """Serve until a signal comes. `opening` loads the engine; what it raises ends the server.
 
-    Raises BadConfig where the port cannot be opened.
+    Raises BadConfig where the port cannot be opened, EngineGaveUp after a storm of restarts.
     """
     app = make_app(None, settings)
     gate = app[GATE]
@@ -45,7 +45,7 @@ async def serve(
             gate.open(engine, model)
             keyed = bool(settings.api_keys)
             say(where_to_look(url, model, engine.info.has_template, _program(), keyed))
-            await stop.wait()
+            await _stopped(stop, engine)
             say("Stopping: what runs may finish. Press Ctrl-C again to end at once.")
             await engine.drain()
             await runner.cleanup()
@@ -56,6 +56,15 @@ async def serve(
         for number in SIGNALS:
             asyncio.get_running_loop().remove_signal_handler(number)
         await runner.cleanup()
+
+
+async def _stopped(stop: asyncio.Event, engine: EnginePort) -> None:
+    """Wait for a signal. Raises EngineGaveUp where the engine gives up first, once its clients were told."""
+    stopping, failing = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(engine.given_up())
+    await asyncio.wait({stopping, failing}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not failing.cancel():
+        raise EngineGaveUp(f"the engine has given up: {failing.result()}")
 
 
 def _stop_on_signal(task: "asyncio.Task[None] | None", loading: Callable[[], bool]) -> asyncio.Event:
@@ -107,7 +116,7 @@ Serving {model} at {url}/v1{note}
     {key}-d '{{"model": "{model}",
          {prompt}}}'
 
-  {chat}{url}/v1/status      what the server is doing
+  {chat}{url}/      chat and monitor in the browser
 
 Ctrl-C stops it.
 """

@@ -185,6 +185,7 @@ class DeviceLoop:
         self._decode_share = decode_share
         self._now = now
         self._deliver = deliver
+        self._since: float | None = None  # when the present piece of work began
         self._commands: deque[Command] = deque()
         self._wake = threading.Condition()
         self._closed = False
@@ -200,6 +201,17 @@ class DeviceLoop:
     @property
     def closed(self) -> bool:
         return self._closed
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that the present command, copy, chunk or step has taken so far; from any thread."""
+        since = self._since
+        return 0.0 if since is None else self._now() - since
+
+    @property
+    def at_work(self) -> bool:
+        """Whether there is anything to be done; from any thread."""
+        return self._since is not None or bool(self._commands or self._active or self._transfers)
 
     def post(self, command: Command) -> None:
         with self._wake:
@@ -221,11 +233,15 @@ class DeviceLoop:
         try:
             with torch.inference_mode():
                 while self._commands:
+                    self._since = self._now()
                     self._command(self._commands.popleft())
+                self._since = self._now()
                 worked = self._copy() or worked
+                self._since = self._now()
                 worked = self._work() or worked
         except Exception as error:  # noqa: BLE001  whatever a step raises, the arenas are in doubt
             self._break(error)
+        self._since = None
         self._tell()
         return worked
 

@@ -5,6 +5,7 @@ cells are valid and, apart from that, where its running state is (R4): a state t
 uncommitted step moved is never taken for the state at the end of the cells.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -81,6 +82,11 @@ class ModelRunner:
         self._length = [0] * self._slots
         self._state_at = [0] * self._slots
         self._joined: set[int] = set()
+
+    def fresh(self) -> "ModelRunner":
+        sibling = copy.copy(self)
+        sibling.reset()
+        return sibling
 
     def empty(self, slot: int) -> None:
         if slot in self._joined:

@@ -277,6 +277,11 @@ class Runner(Protocol):
         """Hash every part of what `slot` holds."""
         ...
 
+    def fresh(self) -> "Runner":
+        """Return a runner over the same weights with arenas of its own; from any thread, while a call of
+        this one may hang."""
+        ...
+
     def reset(self) -> None:
         """Start again with fresh arenas: every slot is empty."""
         ...

@@ -87,3 +87,15 @@ async def test_a_function_runs_off_the_loop_and_its_error_comes_through() -> Non
     with pytest.raises(ZeroDivisionError):
         await threads.run(lambda: 1 / 0)
     await threads.close()
+
+
+async def test_a_driver_that_hangs_is_not_waited_for_longer_than_said_and_ends_when_it_comes_back() -> None:
+    threads, machine, hang = RealThreads(), Machine(), threading.Event()
+    machine.give(0)
+    machine.step = lambda: hang.wait()  # type: ignore[method-assign]
+    driver = threads.drive("device", machine)
+    await driver.stop(0.01)
+    assert machine.closed
+    hang.set()
+    await driver.stop()
+    await threads.close()

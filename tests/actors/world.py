@@ -143,16 +143,18 @@ def check_life(events: Sequence[Event]) -> None:
 class House:
     """An engine, its fake device and the world they are in."""
 
-    def __init__(
-        self, world: VirtualLoop, runner: FakeRunner, engine: Engine, prefixes: dict[bytes, int] | None
-    ) -> None:
+    def __init__(self, world: VirtualLoop, engine: Engine, prefixes: dict[bytes, int] | None) -> None:
         self.world = world
-        self.runner = runner
         self.engine = engine
         self.crashed: set[str] = set()
         self.prefixes = (
             {} if prefixes is None else prefixes
         )  # what the fake calls each prefix that was ever submitted
+
+    @property
+    def runner(self) -> FakeRunner:
+        """The device, or the one after it."""
+        return cast(FakeRunner, self.engine.device_thread.loop.runner)
 
     @property
     def cache(self) -> CacheActor:
@@ -294,7 +296,7 @@ async def house(
     runner = runner_in(world, slots=slots, context=context, hybrid=hybrid, costs=costs)
     chosen = replace(EngineSettings(chunk=CHUNK, debug=True), **cast(Any, settings))
     async with engine_in(world, runner, chosen, exact=exact, budget=budget, files=files) as engine:
-        opened = House(world, runner, engine, prefixes)
+        opened = House(world, engine, prefixes)
         yield opened
         if rests:
             await opened.rests()

@@ -150,6 +150,7 @@ class StubEngine:
         self.submit_gate = asyncio.Event()
         self.submit_gate.set()
         self.started: asyncio.Queue[StubRun] = asyncio.Queue()
+        self.fails = asyncio.Event()
         self.drain_gate = asyncio.Event()
         self.drain_gate.set()
 
@@ -203,6 +204,10 @@ class StubEngine:
 
     async def forget(self, root: str | None = None) -> int:
         return 3 if root is None else int(root == "0a")
+
+    async def given_up(self) -> str:
+        await self.fails.wait()
+        return "device crashed 4 times within 60 s"
 
     async def drain(self) -> None:
         self.ready = False

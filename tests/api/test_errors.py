@@ -10,11 +10,11 @@ from regrow.api.errors import ANSWERS, Cancelled, Refused, Unauthorized, answer_
 from regrow.api.port import StillLoading
 from regrow.errors import BadRequest, ContextLengthExceeded, Overloaded, RegrowError, TooManyTokens
 
-AT_START = (errors.ModelRefused, errors.BadConfig)  # these end the server before it serves
+OF_THE_SERVER = (errors.ModelRefused, errors.BadConfig, errors.EngineGaveUp)  # these end it
 OF_A_REQUEST = [
     kind
     for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, RegrowError) and kind not in (RegrowError, *AT_START)
+    if isinstance(kind, type) and issubclass(kind, RegrowError) and kind not in (RegrowError, *OF_THE_SERVER)
 ]
 STATUS = {
     "BadRequest": 400,

@@ -13,7 +13,7 @@ import pytest
 
 from regrow.api.server import serve, where_to_look
 from regrow.config import ServerSettings
-from regrow.errors import BadConfig, ModelRefused
+from regrow.errors import BadConfig, EngineGaveUp, ModelRefused
 from tests.api.conftest import chat_body
 from tests.api.stub import TOKENS, Hold, StubEngine, finished
 
@@ -88,6 +88,18 @@ async def test_at_a_signal_what_runs_may_finish_and_nothing_new_is_taken(number:
         async with await running as response:
             assert (await response.json())["choices"][0]["message"]["content"] == "Grüße dir!"
         engine.drain_gate.set()
+        await server
+    assert life.closed
+
+
+async def test_an_engine_that_gives_up_ends_the_server_with_its_reason(engine: StubEngine) -> None:
+    life = Life(engine)
+    life.load.set()
+    server = life.begin()
+    url = await life.url()
+    assert await get(url, "/ready") == 200
+    engine.fails.set()
+    with pytest.raises(EngineGaveUp, match="given up: device crashed 4 times within 60 s"):
         await server
     assert life.closed
 

@@ -7,7 +7,7 @@ import contextlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -59,9 +59,11 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(model: str, *options: str) -> Iterator[Server]:
-    """Start `regrow serve MODEL` on a free port, logging warnings alone, and wait until it serves."""
-    command = regrow("serve", model, "--port", "0", "--log-level", "warning", *options)
+def serving(model: str, *options: str, command: Sequence[str] | None = None) -> Iterator[Server]:
+    """Start `regrow serve MODEL` on a free port, logging warnings alone, and wait until it serves. command:
+    in place of `regrow`."""
+    arguments = ("serve", model, "--port", "0", "--log-level", "warning", *options)
+    command = regrow(*arguments) if command is None else [*command, *arguments]
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         try:

@@ -1,6 +1,7 @@
 """What can go wrong in a simulated life, each at a moment that the seed draws."""
 
 import errno
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import regrow.actors.engine as engine_module
-from regrow.actors.engine import Checked, Sound
+from regrow.actors.checked import Checked, Sound
 from tests.actors.world import House
 from tests.store.disk import SimulatedDisk
 from tests.world.fake_runner import Hang, Operation
@@ -73,7 +74,8 @@ class Faults:
     def device(self, house: House) -> str:
         """One of the next calls of an operation fails, or takes long."""
         operation, runner = self.rng.choice(OPERATIONS), house.runner
-        fault = Hang(self.rng.choice(SLOW_S)) if self.rng.random() < 0.4 else self.rng.choice(ERRORS)()
+        slow = (*SLOW_S, *([math.inf] * (house.engine.settings.hang_s > 0)))  # some limit ends what hangs
+        fault = Hang(self.rng.choice(slow)) if self.rng.random() < 0.4 else self.rng.choice(ERRORS)()
         runner.faults[operation, runner.counts[operation] + self.rng.randint(1, 4)] = fault
         return f"{operation} will give {fault!r}"
 

@@ -67,7 +67,8 @@ class Life:
                     done += 1
                     if not await self.step(opened, crowd, faults, faulty):
                         break
-                await self.ends(opened, crowd, book)
+                await self.ends(opened, crowd)
+            assert not opened.engine._requests, "the engine has forgotten to end a request"
         self.told.requests, self.told.outcomes = book.started, book.outcomes
 
     def settings(self) -> dict[str, Any]:
@@ -84,6 +85,7 @@ class Life:
             "checkpoint_every": rng.choice([128, 16384]),
             "queue": rng.choice([0, 3, 64]),
             "event_buffer": rng.choice([2, 60, 4096, 4096]),
+            "hang_s": rng.choice([0.0, 10.0, 600.0]),
             "save_after_s": rng.choice([0.0, 1.0]),
             "rests": False,
         }
@@ -131,7 +133,7 @@ class Life:
         except UNSURE as error:
             self.note(f"no answer: {error}")
 
-    async def ends(self, opened: House, crowd: Crowd, book: Book) -> None:
+    async def ends(self, opened: House, crowd: Crowd) -> None:
         """Stop the house in order; every request has ended then, whatever state it was in."""
         opened.runner.faults.clear()
         self.doom.at.clear()
@@ -145,7 +147,6 @@ class Life:
         await ending
         crowd.raise_found()
         assert not crowd.at_work, f"{len(crowd.at_work)} clients wait for ever"
-        assert not opened.engine._requests, "the engine has forgotten to end a request"
 
     async def rests(self, opened: House, crowd: Crowd) -> None:
         """Let everything come to rest; nothing is held by anybody then."""

@@ -13,7 +13,8 @@ class WorldEnds(BaseException):
 
 
 class BatonThread:
-    """Starts paused. `idle`: it had nothing to do when it paused. `asleep`: it is not to be switched to."""
+    """Starts paused. `idle`: it had nothing to do when it paused. `asleep`: it is not to be switched to.
+    `abandoned`: nobody waits for its end."""
 
     blocked_after_s = 60.0  # real seconds: nothing in this world takes so long
 
@@ -22,6 +23,7 @@ class BatonThread:
         self.idle = False
         self.asleep = False
         self.ended = False
+        self.abandoned = False
         self._main = main
         self._ending = False
         self._error: BaseException | None = None

@@ -6,6 +6,7 @@ what breaks the rules of `Runner` raises `Misuse`, which the code under test doe
 """
 
 import asyncio
+import copy
 import functools
 import hashlib
 import math
@@ -309,6 +310,12 @@ class FakeRunner:
         cells = [f"{cell.name}.{cell.layer}" for cell in self.geometry.cells]
         states = [f"{state.kind}.{state.layer}.{state.index}" for state in self.geometry.states]
         return Digest(held.length, tuple((part, f"{held.state.hash}") for part in (*cells, *states)))
+
+    def fresh(self) -> "FakeRunner":
+        """Faults and counts are those of both."""
+        sibling = copy.copy(self)
+        sibling._slots = [_Slot() for _ in range(self.slots)]
+        return sibling
 
     def reset(self) -> None:
         for slot, held in enumerate(self._slots):

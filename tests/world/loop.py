@@ -160,7 +160,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Raise where the scenario has ended and something of it has not."""
         tasks = asyncio.all_tasks(self)
         closing = {task for task in tasks if not isinstance(task.get_coro(), CoroutineType)}
-        if tasks != closing or not all(thread.ended for thread in self._threads):
+        if tasks != closing or not all(thread.ended or thread.abandoned for thread in self._threads):
             raise LeftOver(self._pending())
         if closing:  # generators that were given up
             self.run_until_complete(asyncio.wait(closing))

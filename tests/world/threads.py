@@ -1,6 +1,7 @@
 """Threads of the virtual world: the same calls, in threads that the loop's seed schedules."""
 
 import asyncio
+import contextlib
 import functools
 from collections import deque
 from collections.abc import Callable
@@ -86,11 +87,19 @@ class VirtualDriver:
         self._work = work
         self._loop = loop
         self._ended = asyncio.Event()
-        loop.start_thread(name, self._main)
+        self._thread = loop.start_thread(name, self._main)
 
-    async def stop(self) -> None:
+    async def stop(self, within_s: float | None = None) -> None:
         self._work.close()
-        await self._ended.wait()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._ended.wait()
+                return
+        self.abandon()
+
+    def abandon(self) -> None:
+        self._work.close()
+        self._thread.abandoned = True
 
     def _main(self) -> None:
         while not self._work.closed:
