@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from regrow.actors.shelf import KEY_BYTES, Kept, Shelf, Span, SpanKey, States, Unit
+from regrow.actors.shelf import KEY_BYTES, Kept, Shelf, Span, SpanKey, State, States, Unit
 from regrow.gpu.types import HostCells
 from regrow.policy.directory import Holder, HolderId
 from regrow.policy.eviction import Evictable
@@ -317,7 +317,8 @@ class Parking:
 
     def _units(self, states: States) -> Iterator[Unit]:
         """What may go of each conversation: what lies above the last place but one to resume it at, or above
-        the last where that is of no use; all of it where there is no other."""
+        the last where that is of no use; all of it where there is no other. What a slot holds too saves
+        nothing."""
         for name, kept in self.conversations.items():
             if name in self._shelf.guarded:
                 continue
@@ -326,14 +327,15 @@ class Parking:
             ends = [0, *([s.snapshot.position for s in own] if kept.hybrid else [s.stop for s in spans])]
             length = kept.holder.length
             below = ends[-2] if ends[-1] == length else ends[-1]
-            saved = length - below if ends[-1] == length else 0
+            last = own[-1] if own else kept
+            here = isinstance(last, State) and any(holder.kind == "slot" for holder in last.holders)
+            saved = 0 if here or ends[-1] < length else length - below
             going = [s.lease for s in spans if s.stop > below and s.holders == {name} and not s.pins]
             going += [
                 s.lease for s in own if s.snapshot.position > below and s.holders == {name} and not s.pins
             ]
             size = sum(map(self._shelf.ledger.size, going)) + KEY_BYTES * (length - below)
-            used = max([kept.used, *(state.used for state in own)])
-            worth = Evictable(size, saved, used, kept.uses, "parked")
+            worth = Evictable(size, saved, last.used, last.uses, "parked")
             yield Unit(worth, partial(self._cut_back, name, below), frozenset({name}))
 
     def _cut_back(self, name: HolderId, position: int) -> None:

@@ -439,10 +439,10 @@ class Shelf:
                 )
         worth: dict[bytes, tuple[float, int]] = {}
         for states in lines.values():
-            used = max(state.used for _, state in states)
-            for (prefix, _), loss in zip(
-                states, losses([s.snapshot.position for _, s in states]), strict=True
-            ):
+            used = 0
+            costs = losses([state.snapshot.position for _, state in states])
+            for (prefix, state), loss in zip(reversed(states), reversed(costs), strict=True):
+                used = max(used, state.used)  # what goes on from above it goes on from it too
                 before = worth.get(prefix, (0.0, 0))
                 worth[prefix] = max(loss, before[0]), max(used, before[1])
         last = {states[-1][0]: holder for holder, states in lines.items() if holder.kind == "parked"}

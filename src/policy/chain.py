@@ -1,5 +1,7 @@
 """The chain: which checkpoints a session holds, ascending, and which one goes when there are too many (P5).
 
+P5 says the least recently used; here it is what costs least to do without, the one closest above another.
+
 A chain is a value: every function returns a new one. The bytes belong to the cache; the chain holds entry
 ids, and says which of them its owner must give back.
 """
@@ -72,11 +74,20 @@ class Chain:
         return self._split(lambda entry: entry in going)
 
     def victims(self, limit: int) -> tuple[ChainEntry, ...]:
-        """Return what must go for at most `limit` to stay: the least recently used first, never a protected
+        """Return what must go for at most `limit` to stay: what lies closest above another one first, of
+        equals the least recently used, so that the rest is spread over the conversation. Never a protected
         one, so more than `limit` stay where more are protected. A limit of 0 keeps none."""
-        open_to_go = [entry for entry in self.entries if limit == 0 or not entry.protected]
-        excess = max(len(self.entries) - limit, 0)
-        return tuple(sorted(open_to_go, key=lambda e: e.used)[:excess])
+        if limit == 0:
+            return self.entries
+        left, going = list(self.entries), []
+        for _ in range(len(left) - limit):
+            below = dict(zip((e.position for e in left), (0, *(e.position for e in left)), strict=False))
+            open_to_go = [entry for entry in left if not entry.protected]
+            if not open_to_go:
+                break
+            going.append(min(open_to_go, key=lambda e: (e.position - below[e.position], e.used)))
+            left.remove(going[-1])
+        return tuple(going)
 
     def _split(self, goes: Callable[[ChainEntry], bool]) -> tuple[tuple[bytes, ...], "Chain"]:
         ids = tuple(entry.entry_id for entry in self.entries if goes(entry))

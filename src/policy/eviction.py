@@ -4,6 +4,7 @@ A conversation goes step by step from its end, a step being what lies between tw
 resumed; and since it is nearly always resumed at its end, the running states inside it go before that.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,11 +25,11 @@ class Evictable:
 
 
 def value(entry: Evictable, now: int) -> float:
-    """Return tokens saved x chance of use, per byte. The chance falls with age and rises with each use. What
-    frees nothing by itself, since others share all its bytes, is no gain to evict: it is worth most."""
+    """Return tokens saved x chance of use, per byte. The chance falls with age, slowly, and rises with each
+    use. What frees nothing by itself, since others share all its bytes, is worth most: it is no gain."""
     if not entry.nbytes:
         return float("inf")
-    chance = (1 + entry.uses) / (1 + max(now - entry.used, 0))
+    chance = (1 + entry.uses) / math.sqrt(1 + max(now - entry.used, 0))
     return entry.saved * chance / entry.nbytes
 
 

@@ -386,6 +386,18 @@ def test_b2_the_states_inside_a_conversation_go_before_its_end() -> None:
     assert store.told.kept == {name: CHAT.length}
 
 
+def test_b2_what_a_slot_holds_too_goes_before_what_nobody_else_has() -> None:
+    store = Store(budget=10 * size(CHAT))
+    other = store.keep(1, Talk(1, (1, 2, 3)), states=(CHAT.length,), edges=())
+    name = store.keep(0, CHAT, states=(CHAT.length,), edges=())
+    store.state(slot(3), CHAT)
+    assert store.shelf.make_room(store.shelf.ledger.free + 1)
+    store.check()
+    assert store.names == {other}
+    assert name not in store.told.kept
+    assert CHAT.end in store.told.states, "the slot has it still"
+
+
 def test_b2_what_is_worth_more_makes_no_room_for_what_is_parked() -> None:
     store = Store(budget=2 * size(CHAT) + ROOT * (CELL + KEY))
     old = Talk(2, (1, 2, 3))

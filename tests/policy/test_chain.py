@@ -48,7 +48,19 @@ def test_evicted_entries_leave_the_chain() -> None:
     assert chain_of(10, 20, 30).without({hash_at(10), hash_at(30), hash_at(55)}).positions == (20,)
 
 
-def test_p5_beyond_the_limit_the_least_recently_used_goes() -> None:
+def test_p5_what_lies_closest_above_another_one_goes_first_so_that_the_rest_is_spread() -> None:
+    chain = chain_of(100, 200, 300, 310, 500)
+    assert [e.position for e in chain.victims(3)] == [310, 100]
+    grown = chain_of(0)
+    for position in range(64, 64 * 41, 64):
+        _, grown = grown.added(position, hash_at(position), protected=False).limited(6)
+    gaps = [b - a for a, b in zip(grown.positions, grown.positions[1:], strict=False)]
+    assert len(gaps) == 5
+    assert max(gaps) <= 64 * 41 / 2
+    assert grown.positions[-1] >= 64 * 30
+
+
+def test_p5_of_equally_spread_ones_the_least_recently_used_goes() -> None:
     dropped, chain = chain_of(10, 20, 30).touched(10).limited(2)
     assert dropped == (hash_at(20),)
     assert chain.positions == (10, 30)
