@@ -6,7 +6,8 @@ from collections import Counter
 from random import Random
 
 from regrow.actors.messages import CacheStats
-from tests.actors.world import House, house
+from tests.actors.world import House
+from tests.actors.world import house as open_house
 from tests.long_form import many
 from tests.sim.clients import Book, Crowd
 from tests.store.disk import SimulatedDisk
@@ -67,7 +68,9 @@ def test_no_request_leaves_anything_behind_however_it_ends() -> None:
         assert len(asyncio.all_tasks()) == tasks
         assert len(house.world._threads) <= threads + 1  # the worker's, once it had work
 
-    disk = SimulatedDisk()
-    in_house(
-        scenario, seeds=[1], slots=3, budget=60_000, root_min=32, files=disk, event_buffer=60, rests=False
-    )
+    async def lived(world: VirtualLoop) -> None:
+        settings = {"slots": 3, "budget": 60_000, "root_min": 32, "event_buffer": 60, "rests": False}
+        async with open_house(world, files=SimulatedDisk(), **settings) as opened:  # type: ignore[arg-type]
+            await scenario(opened)
+
+    run_world(1, lived, time_limit=1e6, step_limit=100_000_000)
