@@ -49,7 +49,7 @@ from regrow.actors.prepare import Preparer
 from regrow.actors.root import RootActor
 from regrow.actors.run import Run
 from regrow.actors.runtime import Actor, ActorRef, MailboxStats, System
-from regrow.actors.served import Served, load_served
+from regrow.actors.served import RunsOn, Served, load_served
 from regrow.actors.slot import SlotActor
 from regrow.actors.threads import DriverHandle, RealThreads, Threads
 from regrow.config import EngineSettings
@@ -84,6 +84,7 @@ class ModelInfo:
     hybrid: bool
     bytes_per_token: int
     bytes_per_checkpoint: int
+    runs_on: RunsOn | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,7 @@ class Engine:
             hybrid=geometry.hybrid,
             bytes_per_token=geometry.bytes_per_token,
             bytes_per_checkpoint=geometry.bytes_per_checkpoint,
+            runs_on=served.runs_on,
         )
 
     @classmethod

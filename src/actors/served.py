@@ -24,10 +24,19 @@ LEAST_CONTEXT = 256
 
 
 @dataclass(frozen=True, slots=True)
+class RunsOn:
+    """What was decided at start: the device and the dtype as torch names them, threads of its library."""
+
+    device: str
+    dtype: str
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
 class Served:
     """A model ready to be served: its runner, its tokenizer, the read plan's table, and its namespace.
 
-    budget: bytes of the cache ledger.
+    budget: bytes of the cache ledger. runs_on: None where the runner is no model.
     """
 
     name: str
@@ -38,6 +47,7 @@ class Served:
     exact: Exactness
     default_sampling: SamplingParams
     budget: int
+    runs_on: RunsOn | None = None
 
 
 def load_served(settings: EngineSettings, progress: Callable[[str, float | None], None]) -> Served:
@@ -82,6 +92,7 @@ def load_served(settings: EngineSettings, progress: Callable[[str, float | None]
         exact=exact,
         default_sampling=loaded.default_sampling,
         budget=budget,
+        runs_on=RunsOn(str(device), str(loaded.module.dtype).removeprefix("torch."), torch.get_num_threads()),
     )
     _say_what_holds(settings, served, device)
     return served

@@ -8,7 +8,7 @@ import torch
 from structlog.testing import capture_logs
 
 from regrow.actors import served
-from regrow.actors.served import Served, load_served
+from regrow.actors.served import RunsOn, Served, load_served
 from regrow.config import EngineSettings
 from regrow.errors import BadConfig, ModelRefused
 from regrow.gpu.memory import MIB
@@ -95,7 +95,8 @@ def test_a_model_that_is_not_there_is_refused() -> None:
 def test_the_number_of_threads_is_set() -> None:
     before = torch.get_num_threads()
     try:
-        load(threads=1)
+        runs_on = load(threads=1)[0].runs_on
         assert torch.get_num_threads() == 1
+        assert runs_on == RunsOn("cpu", "float32", 1)
     finally:
         torch.set_num_threads(before)

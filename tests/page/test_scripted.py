@@ -63,6 +63,22 @@ class Busy(StubEngine):
         return {"parked": [parked]}, [root], [{**record, "used_at": 0.0, "uses": 0}]
 
 
+def test_what_is_faint_nameless_or_too_wide_is_found(browser: Browser) -> None:
+    with scripted(StubEngine(LIFE)) as server, opened(browser, server.url) as tab:
+        tab.ready()
+        check(tab.page)
+        for spoil in (
+            "document.documentElement.style.setProperty('--quiet', '#999')",
+            "document.getElementById('send').textContent = ''",
+            "document.getElementById('scroll').style.width = '2000px'",
+        ):
+            tab.page.evaluate(spoil)
+            with pytest.raises(AssertionError):
+                check(tab.page)
+            tab.page.reload()
+            tab.ready()
+
+
 def test_a_server_with_keys_is_used_once_one_of_them_was_entered(browser: Browser) -> None:
     with (
         scripted(StubEngine(LIFE), api_keys=("secret-ключ",)) as server,
@@ -230,6 +246,9 @@ def test_the_monitor_tells_of_all_that_runs_and_is_kept(
         expect(page.locator("#disk")).to_contain_text("The disk is full: no room left.")
         expect(page.locator("#disk table")).to_contain_text("conversation 122,0001.0 MiB")
         check(page)
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.get_by_role("button", name="Forget all that is kept").click()
+        expect(page.locator("#forgotten")).to_have_text("3 entries forgotten.")
         tab.view("About")
         expect(page.locator("#settings")).to_contain_text("ctx4096")
         check(page)

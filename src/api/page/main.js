@@ -52,7 +52,7 @@ async function poll(all = false) {
     asking = false;
   }
   clearTimeout(timer);
-  timer = setTimeout(poll, EVERY_MS[view]);
+  timer = setTimeout(poll, status ? EVERY_MS[view] : EVERY_MS.monitor);
 }
 
 function notice(text) {
