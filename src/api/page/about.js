@@ -32,8 +32,8 @@ function showAbout({ version, served_names, model, cache, settings }) {
   show(byId("addresses"),
     make("p", {}, "The base URL for clients is ", make("code", {}, `${location.origin}/v1`), "."),
     table([["Route"], ["What for"]], ADDRESSES.map(([route, use]) => [make("code", {}, route), use]), "", "Routes"));
-  const rows = Object.entries(settings).map(([name, value]) => [make("code", {}, `--${name}`), settingText(value)]);
-  show(byId("settings"), table([["Option"], ["Value"]], rows, "", "Settings"));
+  const rows = Object.entries(settings).map(([name, value]) => [make("code", {}, name), settingText(value)]);
+  show(byId("settings"), table([["Setting"], ["Value"]], rows, "", "Settings"));
   byId("key-panel").hidden = !key;
 }
 
