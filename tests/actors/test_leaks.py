@@ -28,6 +28,7 @@ def ours() -> Counter[str]:
 async def nothing_is_held(house: House) -> None:
     """Forget all that is kept on purpose, and see that nothing else is."""
     await asyncio.sleep(60)
+    await house.check()
     for number in range(len(house.engine.slots)):
         house.crash(f"slot-{number}")  # a session is kept on purpose too
     await asyncio.sleep(61)

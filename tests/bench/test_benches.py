@@ -190,3 +190,13 @@ def test_trace_is_skipped_where_there_are_no_traces(
     bench.main()
     assert "skipped" in capsys.readouterr().out
     assert not (tmp_path / "trace.json").exists()
+
+
+def test_load_nothing_is_lost_or_comes_twice_under_clients_of_every_kind(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = run(load("load"), "load", tmp_path, monkeypatch, "--requests", "60", "--clients", "8")
+    figures = {row["figure"]: row["value"] for row in rows}
+    assert figures["requests"] >= 60
+    assert (figures["errors"], figures["differing"], figures["threads more"]) == (0, 0, 0)
+    assert min(figures[kind] for kind in ("answered", "cancelled", "left", "oversized")) > 0
