@@ -263,3 +263,16 @@ def test_what_is_forgotten_at_any_step_of_a_mount_is_read_again(hybrid: bool) ->
         assert reused == {False, True}
 
     in_house(scenario, seeds=[1], slots=1, hybrid=hybrid)
+
+
+def test_an_idle_slot_forgets_its_session_when_the_device_was_restarted() -> None:
+    async def scenario(house: House) -> None:
+        await house.ask(chat("hello"))
+        assert any(house.slot(number).session.length for number in range(2))
+        house.crash("device")
+        await house.settled()
+        assert not any(house.slot(number).session.length for number in range(2))
+        answer = await house.ask(chat("hello"))
+        assert answer.tokens == house.truth(chat("hello"))
+
+    in_house(scenario)
