@@ -15,6 +15,7 @@ from tests.page.browser import DESKTOP, IN_TIME_MS, PHONE, Opened, opened
 from tests.page.looks import check
 
 expect.set_options(timeout=IN_TIME_MS)
+REUSED = re.compile(r"Reused\s([\d,]+)\stokens\sfrom.*read\s([\d,]+)")
 WATCH = """() => {
   window.said = [];
   new MutationObserver(() => {
@@ -69,8 +70,9 @@ def test_a_chat_shows_how_it_is_read_and_its_second_turn_what_was_reused(
         assert positions == sorted(positions)
         tab.say("And in the sky?")
         second = tab.answered()
-        reused = re.search(r"Reused\s([\d,]+)\stokens\sfrom.*read\s([\d,]+)", second.inner_text())
-        assert reused, second.inner_text()
+        expect(second).to_contain_text(REUSED)
+        reused = REUSED.search(second.inner_text())
+        assert reused
         kept, read = (int(number.replace(",", "")) for number in reused.groups())
         assert kept > 10 * read
         check(tab.page)
