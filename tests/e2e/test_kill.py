@@ -1,5 +1,5 @@
-"""kill -9 of the real server under load, again and again on one cache directory: each time it starts, and gives
-the answers of a server that keeps nothing, and what is on disk is whole."""
+"""kill -9 of the real server under load, again and again on one cache directory: each time it starts, and its
+answers are those of a server that keeps nothing, and what is on disk is whole."""
 
 import asyncio
 import contextlib
