@@ -15,7 +15,7 @@ from aiohttp.typedefs import Handler
 from regrow.api.errors import message_response, response_of
 from regrow.errors import RegrowError
 
-QUIET = frozenset({"/health", "/ready"})
+QUIET = frozenset({"/health", "/ready", "/v1/status", "/v1/cache"})  # what is asked for again and again
 CLIENT_GONE = 499
 GIVEN_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
@@ -35,7 +35,8 @@ async def access(request: web.Request, handler: Handler) -> web.StreamResponse:
         response = await _answered(request, handler)
         status = response.status
     finally:
-        line = log.debug if request.path in QUIET else log.info
+        quiet = request.path in QUIET and request.method != "DELETE"
+        line = log.debug if quiet else log.info
         ms = round((time.monotonic() - begun) * 1e3, 1)
         path = request.rel_url.raw_path  # as it was sent: decoded it may hold control characters
         line("http", method=request.method, path=path, status=status, ms=ms)

@@ -56,6 +56,19 @@ async def test_a_request_is_one_line_with_its_facts_and_no_text(
     }
 
 
+async def test_what_probes_and_the_page_ask_again_and_again_is_no_line_but_forgetting_is(
+    start: Start, engine: StubEngine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_logs("info", as_json=True)
+    served = await start(engine)
+    for path in ("/health", "/ready", "/v1/status", "/v1/cache"):
+        assert (await served.get(path))[0] == 200
+    async with served.http.delete("/v1/cache"):
+        pass
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (json.loads(line)["method"], json.loads(line)["path"]) == ("DELETE", "/v1/cache")
+
+
 async def test_a_path_cannot_forge_lines_nor_paint_the_terminal(
     start: Start, engine: StubEngine, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,6 +79,12 @@ def test_it_loads_nothing_and_holds_no_handler_and_no_style_that_its_policy_forb
     assert hosts == {"http://www.w3.org/2000/svg"}  # a name, not an address
 
 
+def test_it_asks_by_addresses_relative_to_its_own() -> None:
+    asked = re.findall(r"(?:ask|forget|new URL)\([\"`]([^\"`]+)", TEXT)
+    assert {"v1/status", "v1/cache", "v1/stream"} <= set(asked)
+    assert not [address for address in asked if address.startswith("/")]
+
+
 def test_every_file_beside_it_is_in_it() -> None:
     assert {path.name for path in FILES.glob("*.js")} == set(SCRIPTS)
     for path in (*FILES.glob("*.js"), *FILES.glob("*.css")):

@@ -15,6 +15,7 @@ from tests.api.stub import (
     READ,
     TOKENS,
     Hold,
+    Script,
     StubEngine,
     StubModel,
     failed,
@@ -22,10 +23,10 @@ from tests.api.stub import (
 )
 from tests.page.browser import DESKTOP, IN_TIME_MS, PHONE, opened
 from tests.page.looks import check
-from tests.page.scripted import DOING, MODEL, scripted
+from tests.page.scripted import DOING, MODEL, Facts, scripted
 
 expect.set_options(timeout=IN_TIME_MS)
-LIFE = [QUEUED, PLACED, READ, *TOKENS, finished()]
+LIFE: Script = [QUEUED, PLACED, READ, *TOKENS, finished()]
 STATUS = re.compile("/v1/status")
 
 
@@ -121,7 +122,7 @@ def test_thoughts_are_folded_away_and_can_be_read(browser: Browser) -> None:
         expect(turn.locator("pre")).to_have_text("2 + 2\n")
         tab.say("Sure?")
         tab.answered()
-    said = engine.requests[-1].messages[1]
+    said: Facts = dict(engine.requests[-1].messages[1])
     assert said["content"].startswith("It is **four**")
     assert said["reasoning_content"].strip() == "So many ways."
 
@@ -129,7 +130,8 @@ def test_thoughts_are_folded_away_and_can_be_read(browser: Browser) -> None:
 @pytest.mark.parametrize("by", ["button", "Escape"])
 def test_an_answer_is_stopped_and_tried_again(browser: Browser, by: str) -> None:
     hold = Hold()
-    engine = StubEngine([QUEUED, PLACED, PROGRESS, hold, *LIFE[2:]])
+    script: Script = [QUEUED, PLACED, PROGRESS, hold, *LIFE[2:]]
+    engine = StubEngine(script)
     with scripted(engine) as server, opened(browser, server.url) as tab:
         tab.ready()
         tab.say("Hello")

@@ -30,7 +30,7 @@ function showAbout({ version, served_names, model, cache, settings }) {
     ["Server", `regrow ${version}`],
   ], "", "The model"));
   show(byId("addresses"),
-    make("p", {}, "The base URL for clients is ", make("code", {}, `${location.origin}/v1`), "."),
+    make("p", {}, "The base URL for clients is ", make("code", {}, new URL("v1", location).href), "."),
     table([["Route"], ["What for"]], ADDRESSES.map(([route, use]) => [make("code", {}, route), use]), "", "Routes"));
   const rows = Object.entries(settings).map(([name, value]) => [make("code", {}, name), settingText(value)]);
   show(byId("settings"), table([["Setting"], ["Value"]], rows, "", "Settings"));

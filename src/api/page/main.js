@@ -33,13 +33,13 @@ async function poll(all = false) {
   }
   asking = true;
   try {
-    status = await ask("/v1/status");
+    status = await ask("v1/status");
     showState(status.ready ? "ready" : "loading", status.ready ? model() : "Takes no requests now");
     byId("send").disabled = !status.model.has_template;
     byId("draft").placeholder = status.model.has_template ? "Your message" : "This model has no chat template";
     if (view === "monitor") {
       showStatus(status);
-      if (all || times++ % CACHE_EVERY === 0) showCache(await ask("/v1/cache"), status);
+      if (all || times++ % CACHE_EVERY === 0) showCache(await ask("v1/cache"), status);
     }
     if (view === "about") showAbout(status);
     notice("");
@@ -77,7 +77,7 @@ byId("forget-key").addEventListener("click", () => {
 });
 byId("enter-key").addEventListener("click", enterKey);
 byId("forget-all").addEventListener("click", () => {
-  if (confirm("Forget everything that is kept and not in use? It will be read again when it is needed.")) forget("/v1/cache");
+  if (confirm("Forget everything that is kept and not in use? It will be read again when it is needed.")) forget("v1/cache");
 });
 document.addEventListener("visibilitychange", () => document.hidden || poll(true));
 window.addEventListener("hashchange", () => {

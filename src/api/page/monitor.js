@@ -155,7 +155,7 @@ function showCache({ roots, parked, disk }, status) {
     roots.map((root) => [
       make("code", {}, root.prefix.slice(0, 8)), count(root.tokens), bytes(root.tokens * perToken), age(root.age_s), count(root.uses),
       make("button", { type: "button", "data-name": root.prefix, "aria-label": `Forget the system prompt ${root.prefix.slice(0, 8)}`,
-        click: () => forget(`/v1/cache/roots/${root.prefix}`) }, "Forget"),
+        click: () => forget(`v1/cache/roots/${root.prefix}`) }, "Forget"),
     ]),
     "None yet. A system prompt that is long enough is kept once it was read.", "System prompts that are kept"));
   show(byId("parked"), table(

@@ -1,4 +1,5 @@
-// The server: the key that it may want, its JSON, and the WebSocket that chats stream over (/v1/stream).
+// The server: the key that it may want, its JSON, and the WebSocket that chats stream over (/v1/stream). Its
+// addresses are relative, so that the page also works behind a proxy that serves it under a path.
 
 const KEY = "regrow-key";
 let key = sessionStorage.getItem(KEY) ?? "";
@@ -82,7 +83,7 @@ class Stream {
 
   #open() {
     this.#opening ??= new Promise((opened, failed) => {
-      const socket = new WebSocket(new URL("/v1/stream", location.href.replace(/^http/, "ws")));
+      const socket = new WebSocket(new URL("v1/stream", location.href.replace(/^http/, "ws")));
       this.#socket = socket;
       socket.onopen = () => {
         if (key) this.#say({ type: "auth", key });
