@@ -150,6 +150,28 @@ def test_an_answer_is_stopped_and_tried_again(browser: Browser, by: str) -> None
         assert page.get_by_role("article").count() == 1
 
 
+@pytest.mark.parametrize("leaving", ["New chat", "Edit this message"])
+def test_an_answer_that_is_left_ends_and_does_not_come_into_what_follows(
+    browser: Browser, leaving: str
+) -> None:
+    script: Script = [QUEUED, PLACED, READ, TOKENS[0], Hold(), *LIFE[2:]]
+    engine = StubEngine(
+        {"first": script, "second": [QUEUED, READ, Token(1.0, 1, "alone"), finished(text="")]}
+    )
+    with scripted(engine) as server, opened(browser, server.url) as tab:
+        tab.ready()
+        tab.say("first")
+        page = tab.page
+        expect(page.locator(".answer")).to_contain_text("Answering")
+        page.get_by_role("button", name=leaving).click()
+        tab.say("second")
+        expect(tab.answered()).to_contain_text("alone")
+        expect(page.get_by_role("article")).to_have_count(1)
+        expect(page.locator("#log")).not_to_contain_text("Grüße")
+        assert engine.runs[0].cancelled.is_set()
+        assert [message["content"] for message in engine.requests[1].messages] == ["second"]
+
+
 def test_what_waits_is_told_so_and_an_error_in_its_own_words(browser: Browser) -> None:
     hold = Hold()
     engine = StubEngine([QUEUED, hold, READ, TOKENS[0], failed(DeviceFailed("the device broke"))])
