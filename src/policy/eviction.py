@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 INNER = 0.1  # how often a conversation is resumed at a given place inside it, over at its end
-CLEARLY = 3.0  # what has to make room may be worth this much more than what comes: values are rough
+CLEARLY = 8.0  # what has to make room may be worth this much more than what comes: values are rough
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ def test_states_inside_a_conversation_are_worth_less_than_its_end_and_more_the_m
 def test_b2_only_what_is_clearly_worth_more_makes_no_room() -> None:
     comes = Evictable(nbytes=10, saved=100, used=10)
     assert yields(Evictable(nbytes=10, saved=200, used=10), comes, NOW)
-    assert not yields(Evictable(nbytes=10, saved=400, used=10), comes, NOW)
+    assert not yields(Evictable(nbytes=10, saved=900, used=10), comes, NOW)
     assert yields(Evictable(nbytes=10, saved=10**9, used=10), None, NOW)
 
 
