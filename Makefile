@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MODEL ?= demo
 ARGS ?=
+JOBS ?= 2
 
 .PHONY: install serve chat test check unit bench clean
 
@@ -32,7 +33,7 @@ check: install
 	$(BIN)/lint-imports
 
 unit: install
-	$(BIN)/pytest --cov --cov-report= $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile --cov --cov-report= $(ARGS)
 	$(BIN)/coverage report --include='src/policy/*,src/actors/*' --fail-under=95
 
 test: check unit
