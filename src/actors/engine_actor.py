@@ -292,7 +292,7 @@ class EngineActor:
             self._settle()
         else:
             request.ending = Cancel(name, error)
-            self._w.slots[request.slot].tell(request.ending)
+            self._w.slots[request.slot].post(request.ending)
 
     def _unqueue(self, name: str) -> None:
         self._queue = [entry for entry in self._queue if entry[2] != name]

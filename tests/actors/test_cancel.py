@@ -1,10 +1,15 @@
 """A cancel in any phase: the slot is free within a chunk or step, what was read stays and a retry goes on."""
 
+import asyncio
+
 import pytest
 
 from regrow.actors.events import Event, Mounted, Placed, Queued, ReadDone, ReadProgress, Token, Usage
+from regrow.actors.messages import SlotStats
+from regrow.errors import Overloaded
 from tests.actors.world import House, chat, in_house, raw, text
 from tests.world.engine import CHUNK
+from tests.world.fake_runner import Hang
 
 LONG = raw(text(1, 40 * CHUNK + 3))
 
@@ -60,3 +65,19 @@ def test_a_cancelled_queued_request_is_never_run() -> None:
         assert (await house.engine.status()).engine.totals.finished == 1
 
     in_house(scenario, slots=1)
+
+
+def test_a_cancel_and_the_stop_reach_a_slot_whose_mailbox_is_full() -> None:
+    async def scenario(house: House) -> None:
+        house.runner.faults["mount", 1] = Hang(5.0)
+        run = await house.submit(chat("hello"))
+        await asyncio.sleep(1)  # the slot waits for its mount
+        with pytest.raises(Overloaded):
+            while True:
+                house.engine.slot(0).tell(SlotStats())
+        await run.cancel()
+        assert (await house.ended(run)).reason == "cancelled"
+        await house.engine.drain()
+        assert not house.requests
+
+    in_house(scenario, slots=1, rests=False)

@@ -55,6 +55,7 @@ class Life:
         book, crowd = Book(), None
         done = 0
         while done < steps:
+            self.disk.fails.clear()  # one that cannot be read at the start is refused there
             async with house(self.world, prefixes=self.prefixes, files=self.disk, **settings) as opened:
                 self.doom.at.clear()
                 self.doom.watching(patch, lambda: opened.engine.lives)
