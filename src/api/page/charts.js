@@ -20,7 +20,7 @@ function bars(stacks, places, label) {
   return picture(label, ...rects);
 }
 
-// Lines over the same places. lines: [class, values], as many values each; null is a gap.
+// Lines over the same places. series: [class, values], as many values each.
 function lines(series, places, label) {
   const highest = Math.max(...series.flatMap(([, values]) => values), 1);
   return picture(label, ...series.map(([kind, values]) => {

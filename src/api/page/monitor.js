@@ -2,7 +2,6 @@
 
 const SAMPLES = 120; // of the rates, one each time the server is asked
 const ANSWERS = 48; // the last ones, in the other time lines
-const PHASES = { idle: "idle", mounting: "mounting", reading: "reading", decoding: "decoding", stopping: "stopping" };
 const KINDS = {
   root: "system prompts (roots)",
   checkpoint: "checkpoints",
@@ -80,7 +79,7 @@ function slotCard(slot, { context }, passed) {
   bar.setAttribute("aria-label", slot.phase === "reading" ? "How far the prompt is read" : "How full the slot is");
   return make("li", { class: "slot" },
     make("header", {}, `Slot ${slot.slot}`,
-      make("span", { class: "badge", "data-phase": slot.phase }, PHASES[slot.phase] ?? slot.phase)),
+      make("span", { class: "badge", "data-phase": slot.phase }, slot.phase)),
     bar,
     make("p", {}, words.filter(Boolean).join(" · ")),
     make("p", {}, [filled, kept].filter(Boolean).join(" · ")));
