@@ -153,9 +153,9 @@ async def mount(
         yield mounted, 0 if source is None else position * wiring.geometry.bytes_per_token
     finally:
         if loan is not None and holder is not None:
-            wiring.cache.tell(Repay(holder, here if taken else None))
+            wiring.cache.post(Repay(holder, here if taken else None))
         if pinned is not None:
-            wiring.cache.tell(Unpin(pinned))
+            wiring.cache.post(Unpin(pinned))
 
 
 async def _restored(wiring: SlotWiring, record: HolderId, position: int) -> HolderId:

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from regrow.errors import ActorDown
+from regrow.errors import ActorDown, Overloaded
 from regrow.policy.request import GenerateRequest
 from tests.actors.world import OTHER, Answer, House, chat, in_house, keys_of, raw, stranger, system_end
-from tests.world.fake_runner import Operation
+from tests.world.fake_runner import Hang, Operation
 
 INSTANTS = [i / 8 for i in range(10)]  # over the life of a request of a second, its mount included
 
@@ -276,3 +276,23 @@ def test_an_idle_slot_forgets_its_session_when_the_device_was_restarted() -> Non
         assert answer.tokens == house.truth(chat("hello"))
 
     in_house(scenario)
+
+
+@pytest.mark.parametrize("hybrid", [True, False], ids=["hybrid", "attention"])
+def test_what_a_mount_has_taken_is_given_back_although_the_cache_takes_no_messages(hybrid: bool) -> None:
+    async def scenario(house: House) -> None:
+        def refuse(message: object) -> None:
+            raise Overloaded("the mailbox of cache is full")
+
+        request = await parked_turn(house, 0)
+        house.runner.faults["mount", house.runner.counts["mount"] + 1] = Hang(5.0)
+        running = asyncio.create_task(house.ask(request))
+        await asyncio.sleep(1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(house.engine.cache, "tell", refuse)
+            await asyncio.sleep(5)
+        house.crashed.add("slot-0")
+        assert (await running).reason in ("ActorDown", "length")
+        assert (await house.ask(request)).tokens == house.truth(request)
+
+    in_house(scenario, slots=1, hybrid=hybrid)
