@@ -291,7 +291,7 @@ def test_what_a_mount_has_taken_is_given_back_although_the_cache_takes_no_messag
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(house.engine.cache, "tell", refuse)
             await asyncio.sleep(5)
-        house.crashed.add("slot-0")
+        house.crashed |= {"slot-0", "roots"}
         assert (await running).reason in ("ActorDown", "length")
         assert (await house.ask(request)).tokens == house.truth(request)
 
