@@ -13,7 +13,7 @@ from tests.sim.clients import Book, Crowd
 from tests.store.disk import SimulatedDisk
 from tests.world.loop import VirtualLoop, run_world
 
-ROUNDS = many(60, long=3000)  # some 3 requests each
+ROUNDS = many(60, long=5000)  # and a quarter of them before; 10,000 requests in the long form
 AT_ONCE = 20
 SLACK = 20  # objects of ours that may be more: what was learned, and caches of functions
 
