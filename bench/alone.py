@@ -73,6 +73,8 @@ class Mailbox:
     def tell(self, message: object) -> None:
         self.waiting.append(message)
 
+    post = tell
+
     async def ask(self, message: object, deadline_s: float) -> object:
         self.empty()
         return finished(self.actor.handle(message))

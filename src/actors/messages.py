@@ -395,7 +395,7 @@ class RootTouch:
 
 @dataclass(frozen=True, slots=True)
 class AddRoot:
-    """From the root actor to the cache: keep what this root needs."""
+    """From the root actor to the cache: keep what this root needs; again where it is used."""
 
     prefix: bytes
     position: int

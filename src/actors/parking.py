@@ -169,7 +169,7 @@ class Parking:
     def add_root(self, prefix: bytes, position: int) -> None:
         """A root is kept from now on, with its cells where a conversation has them."""
         self._shelf.add_root(prefix, position)
-        for kept in self.conversations.values():
+        for kept in self.conversations.values() if self._shelf.lacks_cells(prefix) else ():
             if kept.whole:
                 self._share_root_cells(kept)
 
@@ -239,7 +239,9 @@ class Parking:
         size, tokens = sizes[possible[-1]]
         if shelf.make_room(size, Evictable(size, tokens, used)):
             return possible[-1]
-        return max((count for count, (size, _) in sizes.items() if size <= shelf.ledger.free), default=0)
+        fits = max((count for count, (size, _) in sizes.items() if size <= shelf.ledger.free), default=0)
+        root = max((n for n, (_, _, prefix) in enumerate(spans, 1) if shelf.lacks_cells(prefix)), default=0)
+        return root if fits < root and shelf.make_room(sizes[root][0]) else fits  # T2
 
     def _take_in(
         self, slot: HolderId, name: HolderId, what: Parkable, parts: Sequence[Part], at: float
@@ -330,11 +332,9 @@ class Parking:
             last = own[-1] if own else kept
             here = isinstance(last, State) and any(holder.kind == "slot" for holder in last.holders)
             saved = 0 if here or ends[-1] < length else length - below
-            going = [s.lease for s in spans if s.stop > below and s.holders == {name} and not s.pins]
-            going += [
-                s.lease for s in own if s.snapshot.position > below and s.holders == {name} and not s.pins
-            ]
-            size = sum(map(self._shelf.ledger.size, going)) + KEY_BYTES * (length - below)
+            size = sum(self._shelf.share(span) for span in spans if span.stop > below)
+            size += sum(self._shelf.share(state) for state in own if state.snapshot.position > below)
+            size += KEY_BYTES * (length - below)
             worth = Evictable(size, saved, last.used, last.uses, "parked")
             yield Unit(worth, partial(self._cut_back, name, below), frozenset({name}))
 

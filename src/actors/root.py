@@ -40,6 +40,7 @@ class RootActor:
                 if prefix in self._roots:
                     self._roots[prefix].uses += 1
                     self._roots.move_to_end(prefix)
+                    self._cache.tell(AddRoot(prefix, self._roots[prefix].position))
             case Evicted(prefixes):
                 for prefix in prefixes:
                     self._roots.pop(prefix, None)

@@ -13,7 +13,7 @@ from functools import partial
 
 from regrow.gpu.types import HostCells, Snapshot
 from regrow.policy.directory import Holder, HolderId
-from regrow.policy.eviction import Evictable, losses, value, yields
+from regrow.policy.eviction import ROOT_USES, Evictable, losses, value, yields
 from regrow.policy.keys import Keys, Namespace
 from regrow.policy.ledger import Kind, Ledger
 
@@ -148,6 +148,7 @@ class Shelf:
         self.states: dict[bytes, State] = {}
         self.spans: dict[SpanKey, Span] = {}
         self.roots: dict[bytes, int] = {}
+        self.roots_used: dict[bytes, int] = {}
         self.roots_cells: dict[bytes, tuple[SpanKey, ...]] = {}
         self.keys: dict[HolderId, int] = {}
         self.guarded: set[HolderId] = set()
@@ -250,14 +251,16 @@ class Shelf:
             self.ledger.release(self.keys.pop(holder))
 
     def add_root(self, prefix: bytes, position: int) -> None:
-        """A root is kept from now on, with its state."""
+        """A root is kept from now on, with its state; again where it is used."""
         self.roots[prefix] = position
+        self.roots_used[prefix] = self.stamp()
         if prefix in self.states:
             self.states[prefix].holders.add(root_holder(prefix))
 
     def drop_root(self, prefix: bytes) -> None:
         if self.roots.pop(prefix, None) is not None:
             self.roots_cells.pop(prefix, None)
+            del self.roots_used[prefix]
             self.guarded.discard(root_holder(prefix))
             self.news.gone(root_holder(prefix))
             self.forget_holder(root_holder(prefix))
@@ -416,6 +419,10 @@ class Shelf:
                 exclusive[next(iter(kept.holders))] += self.ledger.size(kept.lease)
         return exclusive
 
+    def share(self, kept: "State | Span") -> float:
+        """Return the bytes of a state or span for each of its holders; 0 of what is in use."""
+        return 0.0 if kept.pins else self.ledger.size(kept.lease) / len(kept.holders)
+
     def _fixed(self) -> set[HolderId]:
         """Return who may not be evicted now: what is guarded, and roots whose state is in use (B2)."""
         roots = {root_holder(p) for p in self.roots if p in self.states and self.states[p].pins}
@@ -431,7 +438,7 @@ class Shelf:
     def _units(self) -> Iterator[Unit]:
         """What may go: spans that only slots still hold, states, roots, and the rest. The last state of a
         parked conversation goes with the cells that are of no use without it."""
-        fixed, exclusive, lines = self._fixed(), self.exclusive_bytes(), self._lines()
+        fixed, lines = self._fixed(), self._lines()
         for span in self.spans.values():
             if _for_slots_only(span) and not span.pins:
                 yield Unit(
@@ -455,8 +462,10 @@ class Shelf:
         for prefix, position in self.roots.items():
             name = root_holder(prefix)
             if name not in fixed:
-                used = self.states[prefix].used if prefix in self.states else 0
-                unit = Evictable(max(exclusive[name], 1), position, used, 1, "root")
+                size = sum(self.share(self.spans[key]) for key in self.roots_cells.get(prefix, ()))
+                if prefix in self.states:
+                    size += self.share(self.states[prefix])
+                unit = Evictable(size, position, self.roots_used[prefix], ROOT_USES, "root")
                 yield Unit(unit, partial(self.evict_root, prefix), frozenset({name}))
         yield from self.other_units({holder: [s for _, s in states] for holder, states in lines.items()})
 

@@ -9,15 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 INNER = 0.1  # how often a conversation is resumed at a given place inside it, over at its end
+ROOT_USES = 9  # what a root counts for: chats open with it as often as ten of them go on
 CLEARLY = 8.0  # what has to make room may be worth this much more than what comes: values are rough
 
 
 @dataclass(frozen=True, slots=True)
 class Evictable:
-    """Something that may go: its bytes, the tokens to be read again for the lack of it, its last use (a
-    stamp) and uses. kind: to be counted by."""
+    """Something that may go: its bytes (its part of those that it shares), the tokens to be read again for
+    the lack of it, its last use (a stamp) and uses. kind: to be counted by."""
 
-    nbytes: int
+    nbytes: float
     saved: float
     used: int
     uses: int = 0
@@ -26,7 +27,7 @@ class Evictable:
 
 def value(entry: Evictable, now: int) -> float:
     """Return tokens saved x chance of use, per byte. The chance falls with age, slowly, and rises with each
-    use. What frees nothing by itself, since others share all its bytes, is worth most: it is no gain."""
+    use. What frees nothing is worth most."""
     if not entry.nbytes:
         return float("inf")
     chance = (1 + entry.uses) / math.sqrt(1 + max(now - entry.used, 0))
@@ -34,8 +35,10 @@ def value(entry: Evictable, now: int) -> float:
 
 
 def yields(entry: Evictable, to: Evictable | None, now: int) -> bool:
-    """Say whether an entry has to make room for another one; for None every one has."""
-    return to is None or value(entry, now) <= CLEARLY * value(to, now)
+    """Say whether an entry has to make room for another one; for None every one has. A root only makes room
+    for what is worth more."""
+    more = 1.0 if entry.kind == "root" else CLEARLY
+    return to is None or value(entry, now) <= more * value(to, now)
 
 
 def losses(positions: Sequence[int]) -> tuple[float, ...]:

@@ -22,7 +22,7 @@ def test_b2_value_weighs_bytes_tokens_age_and_uses(worse: Evictable) -> None:
     assert value(worse, NOW) < value(KEPT, NOW)
 
 
-def test_what_frees_nothing_by_itself_is_worth_more_than_all_that_does() -> None:
+def test_what_frees_nothing_is_worth_more_than_all_that_does() -> None:
     assert value(Evictable(nbytes=0, saved=1, used=0), NOW) > value(Evictable(1, 10**9, NOW, 9), NOW)
 
 
