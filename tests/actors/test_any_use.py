@@ -141,7 +141,8 @@ class AnyUse(RuleBasedStateMachine):
         states = [position for position, prefix in talk.cuts if prefix in self.model.states[number]]
         granted = self.store.park(number, talk, sorted(edges), states)
         if granted is None:
-            assert self.there() == before, "what does not fit evicts nothing"
+            left = self.there()
+            assert all(now <= then for now, then in zip(left, before, strict=True))
             return
         name, ranges = granted
         self.model.talks[name] = talk
@@ -149,7 +150,7 @@ class AnyUse(RuleBasedStateMachine):
         assert all(stop <= kept.holder.length for _, stop in ranges)
         if kept.holder.length < talk.length:
             assert kept.keys.tolist() == talk.keys[: kept.holder.length].tolist()
-            assert self.store.root_cells
+            assert kept.holder.length in edges
         for position in states:
             if position <= kept.holder.length:
                 assert name in self.store.shelf.states[talk.prefix(position)].holders

@@ -30,6 +30,8 @@ class Listener:
     def tell(self, message: object) -> None:
         self.told.append(message)
 
+    post = tell
+
     @property
     def admitted(self) -> list[Admit]:
         return [message for message in self.told if isinstance(message, Admit)]

@@ -134,6 +134,11 @@ async def test_a_client_that_reads_nothing_holds_nobody_up(hybrid: Server) -> No
         assert answer.usage.completion_tokens  # type: ignore[union-attr]
 
 
+async def everything(ws: aiohttp.ClientWebSocketResponse) -> list[dict[str, Any]]:
+    """Hear a connection to its end, at once: who answers a close too late is cut off."""
+    return [message.json() async for message in ws]
+
+
 async def test_at_a_stop_signal_what_runs_ends_and_every_connection_is_told() -> None:
     with serving("random:llama", "--threads", "1") as server:
         async with (
@@ -148,12 +153,9 @@ async def test_at_a_stop_signal_what_runs_ends_and_every_connection_is_told() ->
             while (await busy.receive_json(timeout=IN_TIME))["type"] != "delta":
                 pass
             server.process.send_signal(signal.SIGTERM)
-            last = {}
             async with asyncio.timeout(IN_TIME):
-                async for message in busy:
-                    last = message.json()
-                heard = [message for ws in (idle, other) async for message in ws]
-            assert (last["type"], last["usage"]["completion_tokens"]) == ("done", 100)
-            assert heard == []
+                said, *others = await asyncio.gather(*(everything(ws) for ws in (busy, idle, other)))
+            assert (said[-1]["type"], said[-1]["usage"]["completion_tokens"]) == ("done", 100)
+            assert others == [[], []]
             assert [ws.close_code for ws in (busy, idle, other)] == [1001] * 3
         assert server.process.wait(IN_TIME) == 0
