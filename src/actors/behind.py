@@ -8,7 +8,7 @@ written before the conversation that opens with it, so that all of them can name
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -266,13 +266,7 @@ def _record(kind: RecordKind, writing: _Writing, spans: int) -> ToSave:
     states = tuple(state for state in writing.states if state[0] <= stop)
     return ToSave(
         kind=kind,
-        holder=replace(
-            what.holder,
-            length=stop,
-            cuts=tuple(cut for cut in what.holder.cuts if cut[0] <= stop),
-            pure_length=min(what.holder.pure_length, stop),
-            last_start=min(what.holder.last_start, stop),
-        ),
+        holder=what.holder.upto(stop),
         namespace=what.namespace,
         keys=what.keys[:stop],
         spans=kept,

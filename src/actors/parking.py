@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from regrow.actors.shelf import KEY_BYTES, Kept, Shelf, Span, SpanKey, State, States, Unit
@@ -351,11 +351,5 @@ class Parking:
         shelf.ledger.release(shelf.keys[name])
         shelf.keys[name] = self._lease("keys", KEY_BYTES * length)
         kept.spans, kept.keys = spans, kept.keys[:length]
-        kept.holder = replace(
-            kept.holder,
-            length=length,
-            cuts=tuple(cut for cut in kept.holder.cuts if cut[0] <= length),
-            pure_length=min(kept.holder.pure_length, length),
-            last_start=min(kept.holder.last_start, length),
-        )
+        kept.holder = kept.holder.upto(length)
         shelf.news.kept(kept.told)

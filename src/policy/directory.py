@@ -42,6 +42,16 @@ class Holder:
     version: int = 0
     states: frozenset[bytes] = frozenset()
 
+    def upto(self, stop: int) -> "Holder":
+        """Return this holder with its first `stop` keys only."""
+        return replace(
+            self,
+            length=stop,
+            cuts=tuple(cut for cut in self.cuts if cut[0] <= stop),
+            pure_length=min(self.pure_length, stop),
+            last_start=min(self.last_start, stop),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Match:
