@@ -7,11 +7,11 @@ MODEL ?= demo
 ARGS ?=
 JOBS ?= 2
 
-.PHONY: install serve chat test check unit bench clean
+.PHONY: install serve chat native test check unit bench clean
 
 install: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml constraints.txt setup.py $(wildcard src/gpu/fast/native/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "regrow needs Python 3.11 or newer; set PYTHON=...")'
 	@echo "Installing into $(VENV) (a few minutes the first time) ..."
 	@$(PYTHON) -m venv $(VENV)
@@ -25,6 +25,9 @@ serve: install
 
 chat: install
 	@$(BIN)/regrow chat $(ARGS)
+
+native:
+	@$(BIN)/python setup.py --quiet build_ext --inplace
 
 check: install
 	$(BIN)/ruff check src tests bench

@@ -1,0 +1,50 @@
+"""The native kernels: a C++ library built at install, and torch's own kernels where it is missing.
+
+`library` is None where it was not built, was built for a processor with other instructions, or is switched
+off (REGROW_NATIVE=off); `state` says which.
+"""
+
+import ctypes
+import importlib.machinery
+import os
+from functools import cache
+from pathlib import Path
+
+import torch
+
+_HERE = Path(__file__).parent
+_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
+_SIGNATURES: dict[str, list[type]] = {
+    "regrow_linear_packed": [_POINTER] * 4 + [_INT] * 5,
+    "regrow_linear_bf16": [_POINTER] * 4 + [_INT] * 3,
+}
+
+
+@cache
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    if os.environ.get("REGROW_NATIVE", "on").lower() in ("off", "0", "false"):
+        return None, "switched off"
+    suffixes = importlib.machinery.EXTENSION_SUFFIXES
+    path = next((p for s in suffixes if (p := _HERE / f"_native{s}").exists()), None)
+    if path is None:
+        return None, "not built: no C++ compiler was there at install"
+    assert torch.version  # its OpenMP must be in the process before the library asks for it
+    try:
+        loaded = ctypes.CDLL(str(path))
+    except OSError as error:
+        return None, f"cannot be loaded: {error}"
+    if not loaded.regrow_runs_here():
+        return None, "built for another processor; install again"
+    for name, signature in _SIGNATURES.items():
+        getattr(loaded, name).argtypes = signature
+    return loaded, "built for this processor"
+
+
+def library() -> ctypes.CDLL | None:
+    """Return the loaded library, None where there is none."""
+    return _load()[0]
+
+
+def state() -> str:
+    """Return in words whether there is a library, and why not."""
+    return _load()[1]

@@ -1,0 +1,291 @@
+// Linear layers for a few rows: y[r, n] = sum over k of x[r, k] * w[n, k].
+//
+// A decode step reads every weight once, so what counts is bytes. Packed weights lie in tiles of 16 outputs; a tile
+// holds, for each 32 inputs, the codes of its 16 outputs, then 16 scales and 16 offsets in float16:
+// w = scale * code + offset. That is what Q4_0, Q4_1 and Q8_0 blocks of GGUF hold, without loss (Q4_0 with an offset
+// of -8 scales, Q8_0 with one of -128). Codes of 4 bits: byte 64 i + 4 o + j of a block has the code of output o and
+// input 8 i + j in its low half, of input 8 i + 4 + j in its high half. Codes of 8 bits: byte 64 i + 4 o + j is that
+// of output o and input 4 i + j.
+//
+// With packed weights a row of x is rounded to 8 bits for each 32 inputs, with a scale of its own.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "common.h"
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace regrow {
+namespace {
+
+constexpr int OUTPUTS = 16;  // of a tile
+constexpr int INPUTS = 32;   // of a block
+constexpr int MAX_ROWS = 8;
+
+constexpr int code_bytes(int bits) { return OUTPUTS * INPUTS * bits / 8; }
+constexpr int block_bytes(int bits) { return code_bytes(bits) + 2 * OUTPUTS * 2; }
+
+struct Floats {  // 16 of them
+#if defined(__AVX512F__)
+  __m512 v = _mm512_setzero_ps();
+#else
+  float v[OUTPUTS] = {};
+#endif
+};
+
+#if defined(__AVX512F__)
+inline Floats load_halves(const std::uint8_t* p) {
+  return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline void add_product(Floats& sum, const Floats& a, float b) {
+  sum.v = _mm512_fmadd_ps(a.v, _mm512_set1_ps(b), sum.v);
+}
+inline void add_product(Floats& sum, const Floats& a, const Floats& b, float c) {
+  sum.v = _mm512_fmadd_ps(_mm512_mul_ps(b.v, _mm512_set1_ps(c)), a.v, sum.v);
+}
+inline void store(const Floats& a, float* out) { _mm512_storeu_ps(out, a.v); }
+#else
+inline Floats load_halves(const std::uint8_t* p) {
+  Floats out;
+  for (int o = 0; o < OUTPUTS; o++) {
+    _Float16 half;
+    std::memcpy(&half, p + 2 * o, 2);
+    out.v[o] = float(half);
+  }
+  return out;
+}
+inline void add_product(Floats& sum, const Floats& a, float b) {
+  for (int o = 0; o < OUTPUTS; o++) sum.v[o] += a.v[o] * b;
+}
+inline void add_product(Floats& sum, const Floats& a, const Floats& b, float c) {
+  for (int o = 0; o < OUTPUTS; o++) sum.v[o] += a.v[o] * (b.v[o] * c);
+}
+inline void store(const Floats& a, float* out) { std::memcpy(out, a.v, sizeof a.v); }
+#endif
+
+// The sums over a block's inputs of code times x, for each output of the tile and each row.
+#if defined(__AVX512VNNI__)
+template <int BITS, int ROWS>
+inline void dots(const std::uint8_t* codes, const std::int8_t* x, Floats* out) {
+  __m512i sum[ROWS];
+  for (int r = 0; r < ROWS; r++) sum[r] = _mm512_setzero_si512();
+  for (int i = 0; i < INPUTS / 4; i++) {
+    __m512i code;
+    if constexpr (BITS == 8) {
+      code = _mm512_loadu_si512(codes + 64 * i);
+    } else {
+      const __m512i pair = _mm512_loadu_si512(codes + 64 * (i / 2));
+      code = _mm512_and_si512(i % 2 ? _mm512_srli_epi16(pair, 4) : pair, _mm512_set1_epi8(15));
+    }
+    for (int r = 0; r < ROWS; r++) {
+      std::int32_t four;
+      std::memcpy(&four, x + r * INPUTS + 4 * i, 4);
+      sum[r] = _mm512_dpbusd_epi32(sum[r], code, _mm512_set1_epi32(four));
+    }
+  }
+  for (int r = 0; r < ROWS; r++) out[r].v = _mm512_cvtepi32_ps(sum[r]);
+}
+#else
+template <int BITS, int ROWS>
+inline void dots(const std::uint8_t* codes, const std::int8_t* x, Floats* out) {
+  std::int32_t sum[ROWS][OUTPUTS] = {};
+  for (int i = 0; i < INPUTS / 4; i++) {
+    for (int j = 0; j < 4; j++) {
+      std::int32_t code[OUTPUTS];
+      for (int o = 0; o < OUTPUTS; o++) {
+        code[o] = BITS == 8 ? codes[64 * i + 4 * o + j] : (codes[64 * (i / 2) + 4 * o + j] >> (i % 2 * 4)) & 15;
+      }
+      for (int r = 0; r < ROWS; r++) {
+        const std::int32_t one = x[r * INPUTS + 4 * i + j];
+        for (int o = 0; o < OUTPUTS; o++) sum[r][o] += code[o] * one;
+      }
+    }
+  }
+  float floats[OUTPUTS];
+  for (int r = 0; r < ROWS; r++) {
+    for (int o = 0; o < OUTPUTS; o++) floats[o] = float(sum[r][o]);
+    std::memcpy(&out[r].v, floats, sizeof floats);
+  }
+}
+#endif
+
+// Rows of x in 8 bits: for each block of 32 inputs the codes of all rows, their scales, and scale times sum.
+struct Rounded {
+  std::vector<std::int8_t> codes;
+  std::vector<float> scale, sum;
+};
+
+inline float value(const bf16* x, std::ptrdiff_t i) { return from_bf16(x[i]); }
+inline float value(const float* x, std::ptrdiff_t i) { return x[i]; }
+inline void put(bf16* y, std::ptrdiff_t i, float v) { y[i] = to_bf16(v); }
+inline void put(float* y, std::ptrdiff_t i, float v) { y[i] = v; }
+
+template <class T>
+void round_rows(const T* x, int rows, int inputs, Rounded& out) {
+  const int blocks = inputs / INPUTS;
+  out.codes.resize(std::size_t(blocks) * rows * INPUTS);
+  out.scale.resize(std::size_t(blocks) * rows);
+  out.sum.resize(std::size_t(blocks) * rows);
+  for (int b = 0; b < blocks; b++) {
+    for (int r = 0; r < rows; r++) {
+      float v[INPUTS], top = 0;
+      for (int i = 0; i < INPUTS; i++) v[i] = value(x, std::ptrdiff_t(r) * inputs + b * INPUTS + i);
+      // A NaN or an infinity must come out as a NaN, so the largest is found by a comparison that keeps a NaN.
+      for (int i = 0; i < INPUTS; i++) top = std::fabs(v[i]) <= top ? top : std::fabs(v[i]);
+      const bool finite = std::isfinite(top);
+      const float scale = top / 127, inverse = top > 0 && finite ? 127 / top : 0;
+      std::int8_t* codes = out.codes.data() + (std::size_t(b) * rows + r) * INPUTS;
+      std::int32_t sum = 0;
+      for (int i = 0; i < INPUTS; i++) {
+        const std::int32_t code = finite ? std::int32_t(std::nearbyintf(v[i] * inverse)) : 0;
+        codes[i] = std::int8_t(code);
+        sum += code;
+      }
+      out.scale[std::size_t(b) * rows + r] = finite ? scale : NAN;
+      out.sum[std::size_t(b) * rows + r] = finite ? scale * float(sum) : NAN;
+    }
+  }
+}
+
+template <int BITS, int ROWS, class T>
+void packed_rows(const T* x, const std::uint8_t* w, const float* bias, T* y, int inputs, int outputs) {
+  static thread_local Rounded rounded;
+  round_rows(x, ROWS, inputs, rounded);
+  const Rounded& given = rounded;  // the caller's, not each thread's own
+  const int blocks = inputs / INPUTS, tiles = (outputs + OUTPUTS - 1) / OUTPUTS;
+#pragma omp parallel for schedule(static)
+  for (int t = 0; t < tiles; t++) {
+    const std::uint8_t* block = w + std::size_t(t) * blocks * block_bytes(BITS);
+    Floats sum[ROWS];
+    for (int b = 0; b < blocks; b++, block += block_bytes(BITS)) {
+      Floats dot[ROWS];
+      dots<BITS, ROWS>(block, given.codes.data() + std::size_t(b) * ROWS * INPUTS, dot);
+      const Floats scale = load_halves(block + code_bytes(BITS));
+      const Floats offset = load_halves(block + code_bytes(BITS) + 2 * OUTPUTS);
+      for (int r = 0; r < ROWS; r++) {
+        add_product(sum[r], dot[r], scale, given.scale[std::size_t(b) * ROWS + r]);
+        add_product(sum[r], offset, given.sum[std::size_t(b) * ROWS + r]);
+      }
+    }
+    const int first = t * OUTPUTS, count = std::min(OUTPUTS, outputs - first);
+    for (int r = 0; r < ROWS; r++) {
+      float out[OUTPUTS];
+      store(sum[r], out);
+      for (int o = 0; o < count; o++) {
+        put(y, std::ptrdiff_t(r) * outputs + first + o, bias ? out[o] + bias[first + o] : out[o]);
+      }
+    }
+  }
+}
+
+template <int BITS, class T>
+int packed(const T* x, const std::uint8_t* w, const float* bias, T* y, int rows, int inputs, int outputs) {
+  switch (rows) {
+    case 1: packed_rows<BITS, 1>(x, w, bias, y, inputs, outputs); return 0;
+    case 2: packed_rows<BITS, 2>(x, w, bias, y, inputs, outputs); return 0;
+    case 3: packed_rows<BITS, 3>(x, w, bias, y, inputs, outputs); return 0;
+    case 4: packed_rows<BITS, 4>(x, w, bias, y, inputs, outputs); return 0;
+    case 5: packed_rows<BITS, 5>(x, w, bias, y, inputs, outputs); return 0;
+    case 6: packed_rows<BITS, 6>(x, w, bias, y, inputs, outputs); return 0;
+    case 7: packed_rows<BITS, 7>(x, w, bias, y, inputs, outputs); return 0;
+    case MAX_ROWS: packed_rows<BITS, MAX_ROWS>(x, w, bias, y, inputs, outputs); return 0;
+    default: return 1;
+  }
+}
+
+// The sum over k of a[k] * b[k] for ROWS rows of x, bfloat16, 32 inputs at a time, for one row of w.
+#if defined(__AVX512BF16__)
+template <int ROWS>
+inline void plain_dots(const bf16* w, const bf16* x, int inputs, float* out) {
+  __m512 sum[ROWS];
+  for (int r = 0; r < ROWS; r++) sum[r] = _mm512_setzero_ps();
+  int k = 0;
+  for (; k + 32 <= inputs; k += 32) {
+    const __m512bh a = (__m512bh)_mm512_loadu_si512(w + k);
+    for (int r = 0; r < ROWS; r++) {
+      sum[r] = _mm512_dpbf16_ps(sum[r], a, (__m512bh)_mm512_loadu_si512(x + std::ptrdiff_t(r) * inputs + k));
+    }
+  }
+  if (k < inputs) {
+    const __mmask32 rest = (1u << (inputs - k)) - 1;
+    const __m512bh a = (__m512bh)_mm512_maskz_loadu_epi16(rest, w + k);
+    for (int r = 0; r < ROWS; r++) {
+      const __m512i b = _mm512_maskz_loadu_epi16(rest, x + std::ptrdiff_t(r) * inputs + k);
+      sum[r] = _mm512_dpbf16_ps(sum[r], a, (__m512bh)b);
+    }
+  }
+  for (int r = 0; r < ROWS; r++) out[r] = _mm512_reduce_add_ps(sum[r]);
+}
+#else
+template <int ROWS>
+inline void plain_dots(const bf16* w, const bf16* x, int inputs, float* out) {
+  constexpr int LANES = 16;
+  float sum[ROWS][LANES] = {};
+  int k = 0;
+  for (; k + LANES <= inputs; k += LANES) {
+    for (int r = 0; r < ROWS; r++) {
+      for (int j = 0; j < LANES; j++) {
+        sum[r][j] += from_bf16(w[k + j]) * from_bf16(x[std::ptrdiff_t(r) * inputs + k + j]);
+      }
+    }
+  }
+  for (int r = 0; r < ROWS; r++) {
+    float total = 0;
+    for (int j = 0; j < LANES; j++) total += sum[r][j];
+    for (int j = k; j < inputs; j++) total += from_bf16(w[j]) * from_bf16(x[std::ptrdiff_t(r) * inputs + j]);
+    out[r] = total;
+  }
+}
+#endif
+
+template <int ROWS>
+void plain_rows(const bf16* x, const bf16* w, const bf16* bias, bf16* y, int inputs, int outputs) {
+#pragma omp parallel for schedule(static)
+  for (int n = 0; n < outputs; n++) {
+    float out[ROWS];
+    plain_dots<ROWS>(w + std::ptrdiff_t(n) * inputs, x, inputs, out);
+    for (int r = 0; r < ROWS; r++) {
+      y[std::ptrdiff_t(r) * outputs + n] = to_bf16(bias ? out[r] + from_bf16(bias[n]) : out[r]);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace regrow
+
+using regrow::bf16;
+
+// x [rows, inputs], y [rows, outputs], bfloat16 or float32; w as above; bias float32 or null. Returns 1 where the
+// number of rows is not served.
+REGROW_API int regrow_linear_packed(const void* x, const std::uint8_t* w, const float* bias, void* y, int bits,
+                                    int is_bf16, int rows, int inputs, int outputs) {
+  if (is_bf16) {
+    auto* in = static_cast<const bf16*>(x);
+    auto* out = static_cast<bf16*>(y);
+    return bits == 4 ? regrow::packed<4>(in, w, bias, out, rows, inputs, outputs)
+                     : regrow::packed<8>(in, w, bias, out, rows, inputs, outputs);
+  }
+  auto* in = static_cast<const float*>(x);
+  auto* out = static_cast<float*>(y);
+  return bits == 4 ? regrow::packed<4>(in, w, bias, out, rows, inputs, outputs)
+                   : regrow::packed<8>(in, w, bias, out, rows, inputs, outputs);
+}
+
+// The same with the weights as torch keeps them: w [outputs, inputs], all bfloat16.
+REGROW_API int regrow_linear_bf16(const bf16* x, const bf16* w, const bf16* bias, bf16* y, int rows, int inputs,
+                                  int outputs) {
+  switch (rows) {
+    case 1: regrow::plain_rows<1>(x, w, bias, y, inputs, outputs); return 0;
+    case 2: regrow::plain_rows<2>(x, w, bias, y, inputs, outputs); return 0;
+    case 3: regrow::plain_rows<3>(x, w, bias, y, inputs, outputs); return 0;
+    case 4: regrow::plain_rows<4>(x, w, bias, y, inputs, outputs); return 0;
+    case 5: regrow::plain_rows<5>(x, w, bias, y, inputs, outputs); return 0;
+    case 6: regrow::plain_rows<6>(x, w, bias, y, inputs, outputs); return 0;
+    case 7: regrow::plain_rows<7>(x, w, bias, y, inputs, outputs); return 0;
+    case 8: regrow::plain_rows<8>(x, w, bias, y, inputs, outputs); return 0;
+    default: return 1;
+  }
+}
