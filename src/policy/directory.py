@@ -4,6 +4,7 @@ A look-up costs one probe a cut of the prompt, whatever is kept. What it finds i
 never by the longest common prefix. Slots, roots, parked conversations and disk records are all holders.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -92,16 +93,27 @@ class Directory:
         return prefix in self._index
 
     def update(self, holder: Holder) -> None:
-        """Replace everything that was known of this holder."""
-        self.remove(holder.id)
+        """Replace everything that was known of this holder. A slot is told of after every chunk that it
+        reads, so what it holds as before stays as it is; any other holder is the newest at its cuts then."""
+        known = self._holders.get(holder.id)
+        same = 0
+        if known is not None:
+            same = _common(known.cuts, holder.cuts) if holder.id.kind == "slot" else 0
+            self._unindex(known, same)
         self._holders[holder.id] = holder
-        for _, key in holder.cuts:
+        for _, key in holder.cuts[same:]:
             self._index.setdefault(key, {}).setdefault(holder.id.kind, {})[holder.id] = None
 
     def remove(self, holder: HolderId) -> None:
         """Forget a holder; one that is not known is no error."""
         known = self._holders.pop(holder, None)
-        for _, key in known.cuts if known else ():
+        if known is not None:
+            self._unindex(known)
+
+    def _unindex(self, known: Holder, after: int = 0) -> None:
+        """Take a holder out of the index at all its cuts but the first `after`."""
+        holder = known.id
+        for _, key in known.cuts[after:]:
             kinds = self._index[key]
             del kinds[holder.kind][holder]
             if not kinds[holder.kind]:
@@ -144,18 +156,31 @@ class Directory:
         Every slot is found; of the other kinds the newest `NEWEST` at each cut.
         """
         found: dict[HolderId, Match] = {}
+        settled: dict[HolderKind, int] = {}  # how many of a kind hold the cut above, if each is usable there
         for position, key in reversed(cuts):
-            kinds = self._index.get(key, {})
-            conversations = sum(len(ids) for kind, ids in kinds.items() if kind not in COPIES)
+            kinds = self._index.get(key)
+            if kinds is None:
+                continue
             for kind, ids in kinds.items():
-                for holder_id in ids if kind == "slot" else islice(reversed(ids), NEWEST):
+                if settled.get(kind) == len(ids):
+                    continue
+                here = list(ids if kind == "slot" else islice(reversed(ids), NEWEST))
+                for holder_id in here:
                     holder = self._holders[holder_id]
                     match = found.get(holder_id)
                     if match is None:
                         deepest = self.deepest(holder, exact) if kind == "slot" else 0
                         match = Match(holder, 0, position, shared=False, deepest=deepest)
                     if not match.position and self._usable(holder, position, key, exact):
+                        conversations = sum(len(ids) for other, ids in kinds.items() if other not in COPIES)
                         shared = conversations > (kind not in COPIES)
                         match = replace(match, position=position, shared=shared)
                     found[holder_id] = match
+                settled[kind] = len(ids) if all(found[one].position for one in here) else 0
         return tuple(sorted(found.values(), key=lambda match: (-match.position, -match.known)))
+
+
+def _common(a: Sequence[CutHash], b: Sequence[CutHash]) -> int:
+    """Return how many leading cuts are those of both: prefix hashes agree up to where keys part, and never
+    beyond it."""
+    return bisect_left(range(min(len(a), len(b))), True, key=lambda i: a[i] != b[i])
