@@ -92,7 +92,8 @@ SERVE = {
         _setting("device", one_of("auto", "cpu", "cuda"), "where the model runs"),
         _setting("threads", whole(1, auto=True), "threads of the math library"),
         _setting("parallel", whole(1, 256), "slots: requests that are served at once"),
-        _setting("chunk", whole(64, multiple=64), "tokens read in one piece"),
+        _setting("chunk", whole(64, auto=True, multiple=64), "tokens read in one piece", "by --max-stall-ms"),
+        _setting("max-stall-ms", real(1), "how long running streams may wait for a piece of a read"),
         _setting("decode-share", real(0, 1), "part of a chunk's time that running streams get after it"),
         _setting(
             "hang-s", real(0), "seconds a chunk or step may take before the device is restarted; 0 = any"

@@ -16,16 +16,18 @@ class EngineSettings:
     """What an engine is started with. None means: decided at start, and said so in the log.
 
     model: a preset ("demo", "random:FAMILY[:SIZE]") or a local directory. context: cells a slot holds.
-    chunk: tokens a read chunk holds, a multiple of 64. cache_mib: the budget of the ledger (B1).
-    decode_share: the part of a chunk's time that running streams get after it. model_dir: where converted
-    models are kept. root_cells: whether a root gets a copy of its cells at once, when its last holder is
-    about to go, or never. repack_cold: leave old tool results out of conversations that are not kept any more
-    and have rested for over conversation_ttl seconds; data_dir: where is noted which. verify: read again what
-    is mounted, and compare (V2). debug_digest: a hash of all that the slot holds with every answer (V1).
-    cache_dir: where conversations and roots are kept across restarts, up to
-    cache_disk_gib GiB; None keeps nothing. deadline: seconds that any request may take. ask_deadline_s bounds
-    every ask between actors. save_after_s: how long a session is idle before it is written to disk (D5).
-    hang_s: how long one chunk, step or copy may take before the device is restarted; 0 is any time.
+    chunk: tokens a read chunk holds, a multiple of 64; None: as many, at each depth, as keep it under
+    max_stall_ms milliseconds, which is also how long running streams may wait while a chunk is read.
+    cache_mib: the budget of the ledger (B1). decode_share: the part of a chunk's time that running streams
+    get after it. model_dir: where converted models, and what was chosen for a model, are kept. root_cells:
+    whether a root gets a copy of its cells at once, when its last holder is about to go, or never.
+    repack_cold: leave old tool results out of conversations that are not kept any more and have rested for
+    over conversation_ttl seconds; data_dir: where is noted which. verify: read again what is mounted, and
+    compare (V2). debug_digest: a hash of all that the slot holds with every answer (V1). cache_dir: where
+    conversations and roots are kept across restarts, up to cache_disk_gib GiB; None keeps nothing. deadline:
+    seconds that any request may take. ask_deadline_s bounds every ask between actors. save_after_s: how long
+    a session is idle before it is written to disk (D5). hang_s: how long one chunk, step or copy may take
+    before the device is restarted; 0 is any time.
     debug: check integrity after every step.
     """
 
@@ -35,7 +37,8 @@ class EngineSettings:
     dtype: DType = "auto"
     device: Device = "auto"
     threads: int | None = None
-    chunk: int = 256
+    chunk: int | None = None
+    max_stall_ms: float = 200.0
     decode_share: float = 0.5
     exact: Exactness | None = None
     cache: bool = True

@@ -12,7 +12,7 @@ from regrow.config import EngineSettings, ServerSettings
 
 EVERY_OPTION = """
 random:llama --ctx 512 --dtype bfloat16 --chat-template t.jinja --model-dir /m --served-model-name a,b
---device cpu --threads 2 --parallel 3 --chunk 128 --decode-share 0.25 --exact off
+--device cpu --threads 2 --parallel 3 --chunk 128 --max-stall-ms 50 --decode-share 0.25 --exact off
 --cache off --checkpoints 2 --checkpoint-every 64 --roots 1 --root-min 9 --cache-mib 77
 --root-cells never --verify reread --debug-digest --repack-cold --conversation-ttl 60 --data-dir /d
 --api-key one,two --cors http://a.org,http://b.org
@@ -60,6 +60,7 @@ def test_every_option_reaches_its_setting(settings) -> None:
         threads=2,
         parallel=3,
         chunk=128,
+        max_stall_ms=50.0,
         decode_share=0.25,
         exact="off",
         cache=False,

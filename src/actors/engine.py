@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
@@ -49,42 +48,21 @@ from regrow.actors.prepare import Preparer
 from regrow.actors.root import RootActor
 from regrow.actors.run import Run
 from regrow.actors.runtime import Actor, ActorRef, MailboxStats, System
-from regrow.actors.served import RunsOn, Served, load_served
+from regrow.actors.served import ModelInfo, Served, load_served
 from regrow.actors.slot import SlotActor
 from regrow.actors.threads import DriverHandle, RealThreads, Threads
 from regrow.config import EngineSettings
 from regrow.errors import ActorDown, BadRequest, DeadlineExceeded, Draining
 from regrow.gpu.device_loop import DeviceLoop
-from regrow.models.answer_reader import ThinkingTags
 from regrow.models.constrain import Grammars
 from regrow.policy.plan import ReadPlan
-from regrow.policy.request import Exactness, GenerateRequest, JsonAnswer, SamplingParams, ToolFormat
+from regrow.policy.request import GenerateRequest, JsonAnswer
 from regrow.store.clock import SteadyClock, system_clock
 from regrow.store.files import Files
 
 log = structlog.get_logger(__name__)
 MAILBOX = 4096
 Watcher = Callable[[str, Event], None]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What is served. context: tokens a slot holds. created: seconds since 1970 when it was loaded."""
-
-    name: str
-    context: int
-    vocab_size: int
-    exact: Exactness
-    created: int
-    default_sampling: SamplingParams
-    has_template: bool
-    tool_format: ToolFormat
-    parallel_calls: bool
-    thinking: ThinkingTags | None
-    hybrid: bool
-    bytes_per_token: int
-    bytes_per_checkpoint: int
-    runs_on: RunsOn | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,23 +120,7 @@ class Engine:
         )
         beyond_root = self._prepare.beyond_root
         self._known_cold = None if book is None else KnownCold(book, threads, beyond_root, self._holds)
-        geometry = served.runner.geometry
-        self.info = ModelInfo(
-            name=served.name,
-            context=served.runner.context,
-            vocab_size=served.tokenizer.vocab_size,
-            exact=served.exact,
-            created=int(time.time()),
-            default_sampling=served.default_sampling,
-            has_template=served.tokenizer.has_template,
-            tool_format=served.tokenizer.tool_format,
-            parallel_calls=served.tokenizer.parallel_calls,
-            thinking=served.tokenizer.thinking,
-            hybrid=geometry.hybrid,
-            bytes_per_token=geometry.bytes_per_token,
-            bytes_per_checkpoint=geometry.bytes_per_checkpoint,
-            runs_on=served.runs_on,
-        )
+        self.info = ModelInfo.of(served)
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -225,7 +187,11 @@ class Engine:
         self.slots = tuple(system.ref(name) for name in names)
         outbox = Outbox(self._threads, lambda slot, ticks: self.slots[slot].post(ticks), self.device.post)
         make = functools.partial(
-            DeviceLoop, decode_share=settings.decode_share, now=now, deliver=outbox.deliver
+            DeviceLoop,
+            decode_share=settings.decode_share,
+            now=now,
+            deliver=outbox.deliver,
+            max_stall_s=settings.max_stall_ms / 1e3,
         )
         self.device_thread = DeviceThread(served.runner, make, self._threads, settings.hang_s)
         geometry = served.runner.geometry
@@ -252,14 +218,14 @@ class Engine:
             cancel=lambda request: self.engine.post(Cancel(request)),
             expire=lambda request, error: self.engine.post(Cancel(request, error)),
             now=now,
-            explain=Explainer(served.tokenizer, served.exact, settings.chunk),
+            explain=Explainer(served.tokenizer, served.exact, served.table.largest),
             queue=settings.queue,
             event_buffer=settings.event_buffer,
             exact=served.exact,
             hybrid=geometry.hybrid,
             bytes_per_token=geometry.bytes_per_token,
             bytes_per_state=geometry.bytes_per_checkpoint,
-            chunk=settings.chunk,
+            chunk=served.table.largest,
             watch=self._watched,
             deadline_s=settings.deadline,
         )

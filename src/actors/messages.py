@@ -14,7 +14,8 @@ from regrow.actors.run import Run
 from regrow.actors.runtime import Ask
 from regrow.actors.shelf import Kept
 from regrow.errors import RegrowError
-from regrow.gpu.device_loop import DeviceCounters, DeviceEvent, Job
+from regrow.gpu.device_loop import DeviceEvent, Job
+from regrow.gpu.pace import DeviceCounters
 from regrow.gpu.types import Digest, HostCells, LogitsMask, Snapshot
 from regrow.policy.checkpoints import system_end
 from regrow.policy.directory import Holder, HolderId

@@ -1,5 +1,6 @@
 """From settings to something that can be served: the model loaded, its slots sized, what holds said."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,19 +9,28 @@ import torch
 
 from regrow.config import EngineSettings
 from regrow.errors import BadConfig
+from regrow.gpu.chunk_times import time_chunks
 from regrow.gpu.memory import MIB, cache_budget, context_that_fits, device_memory, host_memory
 from regrow.gpu.runner import ModelRunner
 from regrow.gpu.types import Geometry, Runner
+from regrow.models.answer_reader import ThinkingTags
+from regrow.models.chosen import chosen_once
 from regrow.models.identity import arithmetic
 from regrow.models.load import LoadedModel, load_model
+from regrow.models.once import model_directory
 from regrow.models.tokenizer import ChatTokenizer
+from regrow.policy.chunks import NOT_MEASURED, ChosenChunks, choose_chunks
 from regrow.policy.keys import Namespace
 from regrow.policy.plan import ChunkTable
-from regrow.policy.request import Exactness, SamplingParams
+from regrow.policy.request import Exactness, SamplingParams, ToolFormat
 
 log = structlog.get_logger(__name__)
 FORMAT_VERSION = 1
 LEAST_CONTEXT = 256
+UNMEASURED = (
+    256  # tokens of a chunk for models that are built in memory: what they answer is the same anywhere
+)
+MOST = {"cpu": 512, "cuda": 2048}  # tokens of a chunk: larger ones are not read faster, and cut coarser
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +46,8 @@ class RunsOn:
 class Served:
     """A model ready to be served: its runner, its tokenizer, the read plan's table, and its namespace.
 
-    budget: bytes of the cache ledger. runs_on: None where the runner is no model.
+    budget: bytes of the cache ledger. runs_on: None where the runner is no model. stall: in words, whether
+    chunks take no longer than `--max-stall-ms`.
     """
 
     name: str
@@ -48,6 +59,52 @@ class Served:
     default_sampling: SamplingParams
     budget: int
     runs_on: RunsOn | None = None
+    stall: str = NOT_MEASURED
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What is served. context: tokens a slot holds. created: seconds since 1970 when it was loaded. chunks:
+    what is read in one piece; stall: whether that takes no longer than `--max-stall-ms`; both in words."""
+
+    name: str
+    context: int
+    vocab_size: int
+    exact: Exactness
+    created: int
+    default_sampling: SamplingParams
+    has_template: bool
+    tool_format: ToolFormat
+    parallel_calls: bool
+    thinking: ThinkingTags | None
+    hybrid: bool
+    bytes_per_token: int
+    bytes_per_checkpoint: int
+    runs_on: RunsOn | None
+    chunks: str
+    stall: str
+
+    @classmethod
+    def of(cls, served: Served) -> "ModelInfo":
+        geometry, tokenizer = served.runner.geometry, served.tokenizer
+        return cls(
+            name=served.name,
+            context=served.runner.context,
+            vocab_size=tokenizer.vocab_size,
+            exact=served.exact,
+            created=int(time.time()),
+            default_sampling=served.default_sampling,
+            has_template=tokenizer.has_template,
+            tool_format=tokenizer.tool_format,
+            parallel_calls=tokenizer.parallel_calls,
+            thinking=tokenizer.thinking,
+            hybrid=geometry.hybrid,
+            bytes_per_token=geometry.bytes_per_token,
+            bytes_per_checkpoint=geometry.bytes_per_checkpoint,
+            runs_on=served.runs_on,
+            chunks=served.table.told,
+            stall=served.stall,
+        )
 
 
 def load_served(settings: EngineSettings, progress: Callable[[str, float | None], None]) -> Served:
@@ -76,23 +133,19 @@ def load_served(settings: EngineSettings, progress: Callable[[str, float | None]
         exact,
     )
     budget = _budget(settings)
+    identity = (loaded.fingerprint, str(loaded.module.dtype), arithmetic(device))
+    chunks = _chunks(settings, loaded, runner, identity, device, progress)
     served = Served(
         name=loaded.name,
         runner=runner,
         tokenizer=loaded.tokenizer,
-        table=ChunkTable.uniform(settings.chunk),
-        namespace=Namespace.of(
-            FORMAT_VERSION,
-            loaded.fingerprint,
-            str(loaded.module.dtype),
-            arithmetic(device),
-            settings.chunk,
-            exact == "off",
-        ),
+        table=chunks.table,
+        namespace=Namespace.of(FORMAT_VERSION, *identity, chunks.table.steps, exact == "off"),
         exact=exact,
         default_sampling=loaded.default_sampling,
         budget=budget,
         runs_on=RunsOn(str(device), str(loaded.module.dtype).removeprefix("torch."), torch.get_num_threads()),
+        stall=chunks.stall,
     )
     _say_what_holds(settings, served, device)
     return served
@@ -120,6 +173,30 @@ def _context(settings: EngineSettings, loaded: LoadedModel, geometry: Geometry, 
             f"half of the {free // MIB} MiB that are free holds {fits} tokens each"
         )
     return fits
+
+
+def _chunks(
+    settings: EngineSettings,
+    loaded: LoadedModel,
+    runner: Runner,
+    identity: tuple[object, ...],
+    device: torch.device,
+    progress: Callable[[str, float | None], None],
+) -> ChosenChunks:
+    """Return the chunks that were asked for, or those that keep `--max-stall-ms`, measured once."""
+    if settings.chunk is not None or loaded.source is None:
+        return ChosenChunks(ChunkTable.uniform(settings.chunk or UNMEASURED), NOT_MEASURED)
+    most_s = settings.max_stall_ms / 1e3
+    vocab = loaded.tokenizer.vocab_size
+
+    def choose() -> ChosenChunks:
+        progress("measuring how long chunks take", None)
+        timed = time_chunks(runner, MOST[device.type], vocab, most_s, time.perf_counter)
+        return choose_chunks(timed, most_s, loaded.context)
+
+    folder = model_directory(settings.model_dir)
+    chosen_for = (*identity, torch.get_num_threads())
+    return chosen_once(folder, loaded.name, chosen_for, settings.max_stall_ms, choose, progress)
 
 
 def _budget(settings: EngineSettings) -> int:
@@ -151,5 +228,8 @@ def _say_what_holds(settings: EngineSettings, served: Served, device: torch.devi
         roots=settings.roots if settings.cache else 0,
         parked="in host memory" if settings.cache else "off",
         disk=str(settings.cache_dir) if settings.cache and settings.cache_dir else "off",
+        chunks=served.table.told,
+        max_stall_ms=settings.max_stall_ms,
+        stall=served.stall,
         message_cuts=served.tokenizer.marks_note or "learned from the chat template",
     )

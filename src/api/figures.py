@@ -41,8 +41,12 @@ class Cache(Figures, frozen=True):
 class Counters(Figures, frozen=True):
     chunks: int = 0
     read_s: float = 0.0
+    long_chunks: int = 0
     steps: int = 0
     step_s: float = 0.0
+    pauses: int = 0
+    stalls: int = 0
+    longest_wait_s: float = 0.0
 
 
 class Device(Figures, frozen=True):
@@ -129,6 +133,14 @@ def _device(told: Status) -> Iterator[Metric]:
     yield _counter("device_calls", "Chunks read and steps decoded", "work", work)
     seconds = {"chunk": counters.read_s, "step": counters.step_s}
     yield _counter("device_seconds", "Seconds that these took", "work", seconds)
+    about = "Chunks that took longer than --max-stall-ms"
+    yield CounterMetricFamily("regrow_long_chunks", about, counters.long_chunks)
+    about = "Times that running streams were stepped between the layers of a chunk"
+    yield CounterMetricFamily("regrow_chunk_pauses", about, counters.pauses)
+    about = "Times that running streams waited longer than --max-stall-ms for their next step"
+    yield CounterMetricFamily("regrow_stalls", about, counters.stalls)
+    about = "The longest that running streams waited for a step"
+    yield GaugeMetricFamily("regrow_longest_wait_seconds", about, counters.longest_wait_s)
     restarts = {box.name: box.restarts for box in told.mailboxes}
     yield _counter("actor_restarts", "Times an actor was started afresh", "actor", restarts)
     waiting = {box.name: box.waiting for box in told.mailboxes}

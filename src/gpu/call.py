@@ -4,7 +4,8 @@ The pass travels with the tensors it concerns, as an attribute of the keys that 
 of the query offset that the model hands to the mask function; there is no "current call" anywhere.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 
@@ -13,11 +14,16 @@ _CALL = "_regrow_call"
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Tokens for cells [start, start + n) of `slot`, batch 1, on its rest row."""
+    """Tokens for cells [start, start + n) of `slot`, batch 1, on its rest row.
+
+    between: called when the pass comes to the next layer, before anything of that layer is touched; passes
+    over another `SlotCache` may run in it.
+    """
 
     slot: int
     start: int
     n: int
+    between: Callable[[], None] | None = field(default=None, compare=False)
 
     @property
     def end(self) -> int:

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import zip_longest
 from typing import Literal
 
@@ -17,11 +18,12 @@ import torch
 
 from regrow.errors import DeviceFailed
 from regrow.gpu.logprobs import scores, scores_of
+from regrow.gpu.pace import DeviceCounters, Pace
 from regrow.gpu.transfers import Fill, Save, Transfers
 from regrow.gpu.types import Chunk, LogitsMask, Row, Runner, Scored, Snapshot, WantLogits
 from regrow.policy.keys import Keys
 from regrow.policy.request import SamplingParams, StopRules
-from regrow.policy.schedule import PendingRead, ScheduleState, after_chunk, after_step, next_work
+from regrow.policy.schedule import PendingRead, ScheduleState, next_work
 from regrow.policy.stops import RepeatGuard
 
 FILL_GAP_S = 0.05  # a running stream may wait this long for a copy that a request waits for
@@ -136,18 +138,6 @@ class Broken:
     error: Exception
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceCounters:
-    """Counters of the loop: chunks read, decode steps, tokens drawn, seconds of both."""
-
-    chunks: int = 0
-    read_tokens: int = 0
-    read_s: float = 0.0
-    steps: int = 0
-    drawn: int = 0
-    step_s: float = 0.0
-
-
 DeviceEvent = ChunkRead | TokenDrawn | JobEnded | Broken
 Command = Job | Halt | Reset | Call | Fill | Save | SnapshotAt | Empty
 
@@ -169,7 +159,8 @@ class _Active:
 class DeviceLoop:
     """Drives a `Runner`. `post`, `close` and `wait` are safe from any thread; `step` belongs to one.
 
-    now: a clock in seconds. deliver: gets the events of one step, in order.
+    now: a clock in seconds. deliver: gets the events of one step, in order. max_stall_s: how long a running
+    row may wait while a chunk is read, before it is stepped between two of the chunk's layers.
     """
 
     def __init__(
@@ -179,10 +170,10 @@ class DeviceLoop:
         decode_share: float,
         now: Callable[[], float],
         deliver: Callable[[Sequence[DeviceEvent]], None],
+        max_stall_s: float = math.inf,
     ) -> None:
         self.runner = runner
-        self.counters = DeviceCounters()
-        self._decode_share = decode_share
+        self._pace = Pace(decode_share, max_stall_s, now)
         self._now = now
         self._deliver = deliver
         self._since: float | None = None  # when the present piece of work began
@@ -192,11 +183,14 @@ class DeviceLoop:
         self._generation = 0
         self._broken = False
         self._active: dict[int, _Active] = {}
-        self._schedule = ScheduleState()
         self._transfers = Transfers(runner)
         self._last_s = 0.0
         self._orders = 0
         self._events: list[DeviceEvent] = []
+
+    @property
+    def counters(self) -> DeviceCounters:
+        return self._pace.counters
 
     @property
     def closed(self) -> bool:
@@ -302,8 +296,8 @@ class DeviceLoop:
             return
         if job.slot in self._active:
             raise RuntimeError(f"slot {job.slot} has a job already")
-        if self._schedule.reading == job.slot:  # another read, which has had its turn
-            self._schedule = replace(self._schedule, reading=None)
+        if self._pace.schedule.reading == job.slot:  # another read, which has had its turn
+            self._pace.schedule = replace(self._pace.schedule, reading=None)
         self._orders += 1
         self._transfers.settle(job.slot, job.start)
         active = _Active(job, deque(job.chunks), self._orders, set(job.snapshot_at))
@@ -324,12 +318,12 @@ class DeviceLoop:
 
     def _work(self) -> bool:
         reading = [a for a in self._active.values() if a.row is None]
-        decoding = [a for a in self._active.values() if a.row is not None]
+        decoding = self._decoding()
         reads = [
             PendingRead(a.job.slot, order=a.order, remaining=a.todo[-1][1] - a.todo[0][0], yielded=a.yielded)
             for a in sorted(reading, key=lambda a: a.order)
         ]
-        work = next_work(self._schedule, reads, decoding=len(decoding))
+        work = next_work(self._pace.schedule, reads, decoding=len(decoding))
         if work is None:
             return False
         if work.read is None:
@@ -340,23 +334,20 @@ class DeviceLoop:
             self._read(self._active[work.read])
         return True
 
+    def _decoding(self) -> list[_Active]:
+        return [a for a in self._active.values() if a.row is not None]
+
     def _read(self, active: _Active) -> None:
         job = active.job
         start, stop = active.todo.popleft()
-        begin = self._now()
         alone = len(job.ids) == 1
         want: WantLogits = "last" if alone else "none" if job.prompt_logprobs is None else "all"
-        result = self.runner.read(Chunk(job.slot, start, job.ids[start:stop], want_logits=want))
+        chunk = Chunk(job.slot, start, job.ids[start:stop], want_logits=want)
+        self._pace.chunk_begins()
+        result = self.runner.read(chunk, partial(self._pause, job.slot) if self._decoding() else None)
         told = _prompt_scores(job, start, stop, result.logits)
         snapshot = self.runner.snapshot(job.slot) if stop in active.snapshot_at else None
-        seconds = self._last_s = self._now() - begin
-        self._schedule = after_chunk(self._schedule, job.slot, seconds, self._decode_share)
-        self.counters = replace(
-            self.counters,
-            chunks=self.counters.chunks + 1,
-            read_tokens=self.counters.read_tokens + stop - start,
-            read_s=self.counters.read_s + seconds,
-        )
+        seconds = self._last_s = self._pace.chunk_ends(job.slot, stop - start)
         if told is None:
             self._end(active, "non_finite")
             return
@@ -372,6 +363,15 @@ class DeviceLoop:
             self._drawn(active, tokens, scores_of(row, token, result.logits))
         else:
             self._join(active, int(job.ids[-1]), stop)
+
+    def _pause(self, reading: int) -> None:
+        """Between two layers of a chunk: step the running rows where they cannot wait any longer."""
+        if not self._pace.layer_begins(reading):
+            return
+        while self._pace.schedule.owing and (decoding := self._decoding()):
+            self._decode(decoding)
+            self._tell()
+        self._pace.chunk_goes_on()
 
     def _row(self, active: _Active, token: int, length: int) -> Row:
         job = active.job
@@ -389,20 +389,13 @@ class DeviceLoop:
     def _join(self, active: _Active, token: int, length: int) -> None:
         self.runner.join(active.job.slot)
         active.row = self._row(active, token, length)
+        self._pace.rows_run(True)
 
     def _decode(self, decoding: Sequence[_Active]) -> None:
-        begin = self._now()
         decoding = sorted(decoding, key=lambda a: a.job.slot)
+        self._pace.step_begins()
         result = self.runner.step([a.row for a in decoding if a.row is not None])
-        seconds = self._last_s = self._now() - begin
-        self._schedule = after_step(self._schedule, seconds)
-        drawn = sum(len(tokens) for tokens in result.tokens)
-        self.counters = replace(
-            self.counters,
-            steps=self.counters.steps + 1,
-            drawn=self.counters.drawn + drawn,
-            step_s=self.counters.step_s + seconds,
-        )
+        self._last_s = self._pace.step_ends(sum(len(tokens) for tokens in result.tokens))
         for active, tokens, scored in zip(decoding, result.tokens, result.scores, strict=True):
             self.runner.commit(active.job.slot, max(len(tokens), 1))
             self._drawn(active, tokens, scored)
@@ -444,6 +437,7 @@ class DeviceLoop:
         if active.row is not None:
             self.runner.leave(job.slot)
         del self._active[job.slot]
+        self._pace.rows_run(bool(self._decoding()))
         length = self.runner.length(job.slot)
         between = reason == "halted" and active.row is None and length > job.start
         kept = self.runner.snapshot(job.slot) if between and self.runner.geometry.hybrid else None
@@ -462,7 +456,8 @@ class DeviceLoop:
         for active in self._active.values():
             self._events.append(JobEnded(active.job.slot, active.job.epoch, "failed", 0))
         self._active.clear()
-        self._schedule = ScheduleState()
+        self._pace.rows_run(False)
+        self._pace.schedule = ScheduleState()
 
 
 def _prompt_scores(job: Job, start: int, stop: int, logits: torch.Tensor | None) -> tuple[Scored, ...] | None:

@@ -1,6 +1,8 @@
 """One forward pass of a `transformers` model over a slot cache."""
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,6 +35,7 @@ class SlotModel:
             raise ModelRefused(f"{type(model).__name__} has an attention of its own that cannot be replaced")
         self._has_experts = model._can_set_experts_implementation()
         self._experts = ""
+        self._pass: str | None = None  # how the experts of the pass under way run
         self._keep: dict[str, Any] = {"use_cache": True}
         if "logits_to_keep" in inspect.signature(model.forward).parameters:
             self._keep["logits_to_keep"] = 1
@@ -50,13 +53,28 @@ class SlotModel:
 
         Returns the logits [batch, vocab] of each row's last token, or [batch, n, vocab] of `every` one.
         """
-        experts = _DECODING_EXPERTS if isinstance(call, Decoding) else _READING_EXPERTS
+        name = "inputs_embeds" if tokens.is_floating_point() else "input_ids"
+        keep = {"use_cache": True} if every else self._keep
+        with self._experts_for(call):
+            cache.begin(call)
+            out = self._model(**{name: tokens}, position_ids=positions, cache=cache, **keep)
+        logits: torch.Tensor = out.logits
+        return logits if every else logits[:, -1]
+
+    @contextmanager
+    def _experts_for(self, call: Call) -> Iterator[None]:
+        """Have the experts run as `call` needs it, and afterwards as the pass does between whose layers this
+        one runs."""
+        outer, self._pass = self._pass, _DECODING_EXPERTS if isinstance(call, Decoding) else _READING_EXPERTS
+        self._use_experts(self._pass)
+        try:
+            yield
+        finally:
+            self._pass = outer
+            if outer is not None:
+                self._use_experts(outer)
+
+    def _use_experts(self, experts: str) -> None:
         if self._has_experts and experts != self._experts:
             self._model.set_experts_implementation(experts)
             self._experts = experts
-        cache.begin(call)
-        name = "inputs_embeds" if tokens.is_floating_point() else "input_ids"
-        keep = {"use_cache": True} if every else self._keep
-        out = self._model(**{name: tokens}, position_ids=positions, cache=cache, **keep)
-        logits: torch.Tensor = out.logits
-        return logits if every else logits[:, -1]

@@ -78,7 +78,8 @@ class ModelRunner:
 
     def reset(self) -> None:
         self._arenas = Arenas(self._geometry, self._slots, self._context, self._model.device)
-        self._cache = SlotCache(self._arenas, self._model.config.num_hidden_layers)
+        layers = self._model.config.num_hidden_layers
+        self._reading, self._stepping = (SlotCache(self._arenas, layers) for _ in range(2))
         self._length = [0] * self._slots
         self._state_at = [0] * self._slots
         self._joined: set[int] = set()
@@ -141,7 +142,7 @@ class ModelRunner:
         self._expect(slot not in self._joined, slot, "is joined")
         self._length[slot], self._state_at[slot] = 0, 0
 
-    def read(self, chunk: Chunk) -> ReadResult:
+    def read(self, chunk: Chunk, between: Callable[[], None] | None = None) -> ReadResult:
         slot, start = chunk.slot, chunk.start
         n = len(chunk.ids) if chunk.embeddings is None else len(chunk.embeddings)
         self._expect(slot not in self._joined, slot, "is joined")
@@ -155,8 +156,8 @@ class ModelRunner:
         )
         self._state_at[slot] = _TORN
         logits = self._model(
-            self._cache,
-            Reading(slot, start, n),
+            self._reading,
+            Reading(slot, start, n, between),
             tokens.to(device)[None],
             positions.to(device)[None],
             every=chunk.want_logits == "all",
@@ -225,7 +226,7 @@ class ModelRunner:
             self._state_at[row.slot] = _TORN
         call = Decoding.of(first, tuple(lengths), self._context, self._model.device)
         ids = torch.tensor(tokens, device=self._model.device)[:, None]
-        logits = self._model(self._cache, call, ids, call.positions[:, None])
+        logits = self._model(self._stepping, call, ids, call.positions[:, None])
         for row in rows:
             self._state_at[row.slot] = row.length + 1
         return logits[[row.slot - first for row in rows]]

@@ -32,7 +32,7 @@ class SlotLayer:
 
     def write_cells(self, name: str, new: torch.Tensor) -> torch.Tensor:
         """Store cells `new` [batch, heads, n, dim] and return all cells up to the longest row's end."""
-        call = self._cache.call
+        call = self._cache.entered(self._index)
         arena = self._cache.arenas.cell_arena((self._index, name), new)
         if isinstance(call, Reading):
             arena[call.slot, :, call.start : call.end] = new[0]
@@ -42,14 +42,14 @@ class SlotLayer:
 
     def past_cells(self, name: str) -> torch.Tensor | None:
         """Return the cells before this call's own; None where there are none."""
-        call = self._cache.call
+        call = self._cache.entered(self._index)
         arena = self._cache.arenas.cells.get((self._index, name))
         past = call.start if isinstance(call, Reading) else call.end - 1
         return None if arena is None or past == 0 else arena[_rows(call), :, :past]
 
     def state(self, kind: StateKind, index: int) -> torch.Tensor | None:
         """Return the rows' running state as a view, None where a fresh read has not made it yet."""
-        call = self._cache.call
+        call = self._cache.entered(self._index)
         key: StateKey = (self._index, kind, index)
         if isinstance(call, Decoding):
             arena = self._cache.arenas.decode.get(key)
@@ -61,6 +61,7 @@ class SlotLayer:
 
     def make_state(self, kind: StateKind, index: int, like: torch.Tensor, size: int | None) -> torch.Tensor:
         """Return the rows' running state as a view to be written."""
+        self._cache.entered(self._index)
         key: StateKey = (self._index, kind, index)
         self._cache.arenas.ensure_state(key, like, size)
         self._cache.made.add(key)
@@ -104,10 +105,21 @@ class SlotCache(Cache):
         self.arenas = arenas
         self.made: set[StateKey] = set()  # states that this fresh read has made
         self.call: Call = Reading(0, 0, 0)
+        self._layer: int | None = None  # whose cells or states the pass came to last
 
     def begin(self, call: Call) -> None:
         self.call = call
         self.made.clear()
+        self._layer = None
+
+    def entered(self, layer: int) -> Call:
+        """Return the call, for the cells or states of `layer`; what is to be done between two layers is done
+        first."""
+        if layer != self._layer:
+            self._layer = layer
+            if isinstance(self.call, Reading) and self.call.between is not None:
+                self.call.between()
+        return self.call
 
     def update(
         self,

@@ -5,7 +5,7 @@ The actors touch a tensor only through these types. `gpu/runner.py` implements `
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -245,8 +245,12 @@ class Runner(Protocol):
         """Say that a copy has filled the cells [0, length) of `slot`; its running state is not there yet."""
         ...
 
-    def read(self, chunk: Chunk) -> ReadResult:
-        """Read one chunk into cells [start, start + n) and advance the running state."""
+    def read(self, chunk: Chunk, between: Callable[[], None] | None = None) -> ReadResult:
+        """Read one chunk into cells [start, start + n) and advance the running state.
+
+        between: called now and then while the chunk is on its way. Other slots may be stepped, committed and
+        left in it; nothing else of the runner may be called.
+        """
         ...
 
     def snapshot(self, slot: int) -> Snapshot | None:

@@ -7,6 +7,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizer
 
 from regrow.errors import ModelRefused
 from regrow.models.byte_tokenizer import byte_tokenizer
+from regrow.models.chosen import all_chosen
 from regrow.models.directory import read_directory
 from regrow.models.load import context_of, sampling_of
 from regrow.models.once import model_directory
@@ -29,11 +30,13 @@ def model_rows_of(name: str, model_dir: Path | None = None, chat_template: str |
             config = random_config(*parse_random(name))
             tokenizer = byte_tokenizer(config.get_text_config().vocab_size, 0)
             return _rows(name, "random weights", config, tokenizer, GenerationConfig(), chat_template)
-        path = present(name, model_directory(model_dir))
+        folder = model_directory(model_dir)
+        path = present(name, folder)
         if path is None:
             return [Row("model", name, "not here yet: `regrow serve` fetches or converts it once")]
         config, tokenizer = read_directory(path)
-        return _rows(name, str(path), config, tokenizer, _generation(path, config), chat_template)
+        rows = _rows(name, str(path), config, tokenizer, _generation(path, config), chat_template)
+        return [*rows, *_chunk_rows(name, folder)]
     except ModelRefused as error:
         return [Row("model", name, f"cannot be served: {error}")]
 
@@ -53,6 +56,19 @@ def _rows(
         _template_row(chat, chat_template),
         _sampling_row(sampling_of(generation)),
     ]
+
+
+def _chunk_rows(name: str, folder: Path) -> list[Row]:
+    """What `--chunk auto` has chosen before; it goes on to hold, and is kept in a file."""
+    return [
+        Row(
+            "chunks",
+            f"{kept.chosen.table.told} (tokens)",
+            f"--max-stall-ms {kept.max_stall_ms:g}: {kept.stall}",
+        )
+        for kept in all_chosen(folder)
+        if kept.model == name
+    ] or [Row("chunks", "not measured yet", "--chunk auto measures at the first start")]
 
 
 def _template_row(chat: ChatTokenizer, override: str | None) -> Row:

@@ -42,6 +42,15 @@ class ChunkTable:
     def uniform(cls, size: int) -> "ChunkTable":
         return cls(((0, size),))
 
+    @property
+    def largest(self) -> int:
+        return max(size for _, size in self.steps)
+
+    @property
+    def told(self) -> str:
+        """Return the sizes in words, for a user."""
+        return ", ".join(f"{size:,} from {start:,}" if start else f"{size:,}" for start, size in self.steps)
+
     def size_at(self, position: int) -> int:
         return self.steps[bisect_right(self.steps, position, key=lambda step: step[0]) - 1][1]
 

@@ -2,7 +2,8 @@
 
 After a chunk of t seconds the running rows are owed at least one step, and share / (1 - share) * t seconds of
 steps, before the next chunk: with a share of 0.5 as long as the chunk took. A long read yields to a waiting
-one under half its remaining length, at a chunk end, at most twice.
+one under half its remaining length, at a chunk end, at most twice. Where a chunk takes longer than running
+rows may wait, they get what they are owed between its layers (`must_pause`): each part counts as a chunk.
 """
 
 from collections.abc import Sequence
@@ -31,6 +32,10 @@ class ScheduleState:
     owed_steps: int = 0
     owed_s: float = 0.0
 
+    @property
+    def owing(self) -> bool:
+        return self.owed_steps > 0 or self.owed_s > 0
+
 
 @dataclass(frozen=True, slots=True)
 class Work:
@@ -43,7 +48,7 @@ class Work:
 
 def next_work(state: ScheduleState, reads: Sequence[PendingRead], decoding: int) -> Work | None:
     """Return what to do with `decoding` running rows, or None where there is nothing to do."""
-    if decoding and (not reads or state.owed_steps > 0 or state.owed_s > 0):
+    if decoding and (not reads or state.owing):
         return Work(read=None)
     if not reads:
         return None
@@ -57,13 +62,19 @@ def next_work(state: ScheduleState, reads: Sequence[PendingRead], decoding: int)
 
 
 def after_chunk(state: ScheduleState, slot: int, seconds: float, share: float) -> ScheduleState:
-    """Return the state after a chunk of `slot` that took `seconds`; 0 <= share < 1.
+    """Return the state after a chunk of `slot`, or a part of one, that took `seconds`; 0 <= share < 1.
 
     What is owed replaces what was: rows never wait for more than the last chunk, nor are paid for older ones.
     """
     if not 0 <= share < 1:
         raise ValueError(f"the decode share is at least 0 and below 1, not {share}")
     return replace(state, reading=slot, owed_steps=1, owed_s=seconds * share / (1 - share))
+
+
+def must_pause(waited_s: float, next_s: float, most_s: float) -> bool:
+    """Say whether running rows that have waited for `waited_s` get a step before the next layer of a chunk,
+    which takes about `next_s`, lest they wait for more than `most_s`."""
+    return waited_s + next_s > most_s
 
 
 def after_step(state: ScheduleState, seconds: float) -> ScheduleState:

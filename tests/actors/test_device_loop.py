@@ -1,5 +1,6 @@
 """The device loop alone, on a scripted device: the order of its work, what it tells, and how it breaks."""
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +39,8 @@ class Bench:
     share: float = 0.5
     slots: int = 3
     hybrid: bool = True
+    costs: Costs = COSTS
+    max_stall_s: float = math.inf
     now: float = 0.0
     told: list[tuple[float, DeviceEvent]] = field(default_factory=list)
     work: list[tuple[float, tuple[object, ...]]] = field(default_factory=list)
@@ -46,11 +49,16 @@ class Bench:
         self.runner = FakeRunner(
             slots=self.slots,
             hybrid=self.hybrid,
+            costs=self.costs,
             sleep=self.sleep,
             note=lambda what: self.work.append((self.now, what)),
         )
         self.loop = DeviceLoop(
-            self.runner, decode_share=self.share, now=lambda: self.now, deliver=self.deliver
+            self.runner,
+            decode_share=self.share,
+            now=lambda: self.now,
+            deliver=self.deliver,
+            max_stall_s=self.max_stall_s,
         )
 
     def sleep(self, seconds: float) -> None:
@@ -175,6 +183,71 @@ def test_while_nobody_decodes_chunks_follow_each_other() -> None:
     bench.start(0, 10 * CHUNK)
     bench.run()
     assert all(b - a <= COSTS.of_chunk(0, CHUNK) for a, b in pairwise(bench.times(0, ChunkRead)))
+
+
+SLOW = Costs(read=0.0, token=1 / CHUNK)  # a chunk takes a second, and each of its layers a quarter
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_a_row_is_stepped_between_the_layers_of_a_chunk_that_takes_longer_than_it_may_wait(
+    share: float,
+) -> None:
+    bench = Bench(share=share, costs=SLOW, max_stall_s=0.6)
+    running, reading = bench.start(0, 2, answer=200), bench.start(1, 4 * CHUNK + 1, answer=2)
+    bench.run()
+    times = bench.times(0, TokenDrawn)
+    begin, end = bench.times(1, ChunkRead)[0] - 1.0, bench.times(1, ChunkRead)[-1]
+    gaps = [b - a for a, b in pairwise(times) if begin < b <= end]
+    assert max(gaps) <= 0.5 + SLOW.step
+    assert sum(gap > SLOW.step for gap in gaps) >= 4
+    counters = bench.loop.counters
+    assert (counters.long_chunks, counters.stalls) == (4, 0)
+    assert counters.pauses >= 4
+    assert counters.longest_wait_s == 0.5
+    if share:  # as long as what was read before it, as between two chunks
+        assert sum(begin < at <= end for at in times) * SLOW.step >= 0.5 * (end - begin) - 1.0
+    assert bench.drawn(0) == bench.truth(running, 200)
+    assert bench.drawn(1) == bench.truth(reading, 2)
+    assert [e.seconds for e in bench.events(1) if isinstance(e, ChunkRead)] == [1.0] * 4
+
+
+def test_a_row_that_ends_between_the_layers_of_a_chunk_is_told_at_once() -> None:
+    bench = Bench(costs=SLOW, max_stall_s=0.6)
+    bench.start(0, 2, answer=3)
+    reading = bench.start(1, 2 * CHUNK + 1, answer=2)
+    bench.run()
+    (ended,) = bench.times(0, JobEnded)
+    assert ended < bench.times(1, ChunkRead)[-1]
+    assert ended not in bench.times(1, ChunkRead)
+    assert bench.drawn(1) == bench.truth(reading, 2)
+
+
+def test_a_chunk_is_not_parted_while_nobody_decodes() -> None:
+    bench = Bench(costs=SLOW, max_stall_s=0.1)
+    bench.start(0, 3 * CHUNK, answer=1)
+    bench.run()
+    counters = bench.loop.counters
+    assert (counters.pauses, counters.long_chunks, counters.stalls) == (0, 3, 0)
+
+
+def test_a_layer_that_alone_takes_longer_than_a_row_may_wait_is_counted_as_a_stall() -> None:
+    bench = Bench(share=0.0, costs=SLOW, max_stall_s=0.2)
+    bench.start(0, 2, answer=200)
+    bench.start(1, 2 * CHUNK + 1, answer=1)
+    bench.run()
+    counters = bench.loop.counters
+    assert counters.stalls == 8
+    assert counters.longest_wait_s == 0.25
+
+
+def test_an_error_between_the_layers_of_a_chunk_breaks_the_device() -> None:
+    bench = Bench(costs=SLOW, max_stall_s=0.6)
+    bench.start(0, 2, answer=200)
+    bench.start(1, 4 * CHUNK)
+    bench.runner.faults["step", 4] = RuntimeError("no more")
+    bench.run()
+    assert any(isinstance(e, Broken) for _, e in bench.told)
+    assert [bench.ended(slot).reason for slot in (0, 1)] == ["failed", "failed"]
 
 
 def test_reads_are_done_one_after_the_other_and_a_long_one_lets_a_short_one_pass() -> None:

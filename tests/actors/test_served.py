@@ -1,6 +1,7 @@
 """From settings to something that can be served: what is chosen, what is said, and what is refused."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -8,10 +9,14 @@ import torch
 from structlog.testing import capture_logs
 
 from regrow.actors import served
-from regrow.actors.served import RunsOn, Served, load_served
+from regrow.actors.served import ModelInfo, RunsOn, Served, load_served
 from regrow.config import EngineSettings
 from regrow.errors import BadConfig, ModelRefused
 from regrow.gpu.memory import MIB
+from regrow.gpu.types import Runner
+from regrow.models.byte_tokenizer import byte_tokenizer
+from regrow.models.random_models import build_random
+from regrow.policy.chunks import HELD, NOT_MEASURED, Timed
 
 TINY = EngineSettings(model="random:qwen3_5:tiny", parallel=2, context=512, dtype="float32", device="cpu")
 
@@ -59,6 +64,47 @@ def test_what_changes_bytes_changes_the_namespace() -> None:
         load(model="random:llama:tiny")[0].namespace,
     ]
     assert len({same, *others}) == 5
+
+
+@pytest.fixture
+def kept_model(tmp_path: Path) -> str:
+    """A model that is loaded from a directory, whose chunks are worth keeping."""
+    module = build_random("llama", dtype=torch.float32)
+    module.save_pretrained(tmp_path / "model")
+    byte_tokenizer(512, 512).save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def test_the_chunks_of_a_model_are_measured_once_and_hold_ever_after(
+    kept_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[float] = []
+
+    def timed(runner: Runner, most: int, vocab: int, most_s: float, now: object) -> list[Timed]:
+        asked.append(most_s)
+        return [Timed(0, 64, 0.01), Timed(0, 128, 0.02 * len(asked)), Timed(64, 64, 0.01)]
+
+    monkeypatch.setattr(served, "time_chunks", timed)
+    first, line = load(model=kept_model, model_dir=tmp_path, max_stall_ms=30.0)
+    assert asked == [0.03]
+    assert first.table.steps == ((0, 128),)
+    assert (line["chunks"], line["max_stall_ms"], line["stall"]) == ("128", 30.0, HELD)
+    again, _ = load(model=kept_model, model_dir=tmp_path, max_stall_ms=30.0, parallel=1, context=256)
+    assert (again.table, again.namespace, again.stall) == (first.table, first.namespace, first.stall)
+    assert len(asked) == 1
+    other, _ = load(model=kept_model, model_dir=tmp_path, max_stall_ms=31.0)
+    assert other.table.steps == ((0, 64),)
+    assert other.namespace != first.namespace
+    given, line = load(model=kept_model, model_dir=tmp_path, max_stall_ms=30.0, chunk=128)
+    assert (given.namespace, line["stall"]) == (first.namespace, NOT_MEASURED)
+    assert len(asked) == 2
+
+
+def test_the_chunks_of_a_real_model_can_be_measured(kept_model: str, tmp_path: Path) -> None:
+    loaded, line = load(model=kept_model, model_dir=tmp_path)
+    assert line["chunks"] == loaded.table.told
+    assert loaded.table.largest % 64 == 0
+    assert ModelInfo.of(loaded).chunks == loaded.table.told
 
 
 def test_verifying_takes_a_slot_more() -> None:

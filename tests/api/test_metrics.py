@@ -115,7 +115,18 @@ async def test_a_scrape_tells_of_the_engines_own_figures(start: Start) -> None:
             "parked": [{}],
         },
         "roots": [{}, {}],
-        "device": {"counters": {"chunks": 5, "read_s": 1.5, "steps": 6, "step_s": 0.25}},
+        "device": {
+            "counters": {
+                "chunks": 5,
+                "read_s": 1.5,
+                "steps": 6,
+                "step_s": 0.25,
+                "long_chunks": 3,
+                "pauses": 4,
+                "stalls": 2,
+                "longest_wait_s": 0.5,
+            }
+        },
         "mailboxes": [{"name": "slot-0", "restarts": 1, "waiting": 2, "busy_s": 0.1}],
     }
     told = await scraped(await start(engine))
@@ -132,6 +143,10 @@ async def test_a_scrape_tells_of_the_engines_own_figures(start: Start) -> None:
     assert told[("regrow_refusals_total",)] == 1
     assert told["regrow_device_calls_total", "chunk"] == 5
     assert told["regrow_device_seconds_total", "step"] == 0.25
+    assert told[("regrow_long_chunks_total",)] == 3
+    assert told[("regrow_chunk_pauses_total",)] == 4
+    assert told[("regrow_stalls_total",)] == 2
+    assert told[("regrow_longest_wait_seconds",)] == 0.5
     assert told["regrow_actor_restarts_total", "slot-0"] == 1
     assert told["regrow_actor_mailbox", "slot-0"] == 2
 

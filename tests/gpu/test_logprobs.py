@@ -200,7 +200,7 @@ def test_the_logits_of_a_chunk_are_gone_when_it_is_read() -> None:
         def __getattr__(self, name: str) -> object:
             return getattr(runner, name)
 
-        def read(self, chunk: Chunk) -> ReadResult:
+        def read(self, chunk: Chunk, between: object = None) -> ReadResult:
             assert all(ref() is None for ref in held)
             result = runner.read(chunk)
             assert result.logits is not None

@@ -8,11 +8,15 @@ from transformers import GenerationConfig
 from regrow.errors import BadConfig
 from regrow.models import demo
 from regrow.models.byte_tokenizer import byte_tokenizer
+from regrow.models.chosen import chosen_once
 from regrow.models.gguf import converted_path
 from regrow.models.identity import file_digest
 from regrow.models.load import load_model
 from regrow.models.outlook import model_rows_of
+from regrow.models.progress import silent
 from regrow.models.report import Row
+from regrow.policy.chunks import ChosenChunks
+from regrow.policy.plan import ChunkTable
 from tests.models.gguf_files import tiny
 
 
@@ -41,6 +45,18 @@ def test_a_directory_is_told_with_what_a_request_gets_by_default(folder: Path) -
         0.6,
         20,
     )
+
+
+def test_the_chunks_that_were_chosen_for_it_are_told_and_whether_they_keep_the_bound(
+    folder: Path, tmp_path: Path
+) -> None:
+    assert outlook(folder, model_dir=tmp_path)["chunks"].fact == "not measured yet"
+    chosen = ChosenChunks(ChunkTable(((0, 256), (2048, 64))), "from token 4,096 on a chunk takes longer")
+    chosen_once(tmp_path, str(folder), ("w",), 150.0, lambda: chosen, silent)
+    chosen_once(tmp_path, "another", ("w2",), 150.0, lambda: chosen, silent)
+    row = outlook(folder, model_dir=tmp_path)["chunks"]
+    assert row.fact == "256, 64 from 2,048 (tokens)"
+    assert row.note == "--max-stall-ms 150: from token 4,096 on a chunk takes longer"
 
 
 def test_a_model_that_recommends_no_sampling_is_greedy(folder: Path) -> None:

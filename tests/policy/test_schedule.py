@@ -12,6 +12,7 @@ from regrow.policy.schedule import (
     Work,
     after_chunk,
     after_step,
+    must_pause,
     next_work,
 )
 
@@ -55,6 +56,12 @@ def test_rows_get_their_share_of_the_time_between_two_chunks(
     assert steps >= 1
     assert steps * step_s >= owed - 1e-9
     assert steps == 1 or (steps - 1) * step_s <= owed + 1e-9
+
+
+def test_rows_get_a_step_before_a_layer_that_would_make_them_wait_too_long() -> None:
+    assert not must_pause(waited_s=0.1, next_s=0.1, most_s=0.2)
+    assert must_pause(waited_s=0.1, next_s=0.11, most_s=0.2)
+    assert must_pause(waited_s=0.3, next_s=0.0, most_s=0.2)
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 1.5])

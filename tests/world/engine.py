@@ -56,7 +56,7 @@ async def engine_in(
         name="world",
         runner=runner,
         tokenizer=world_tokenizer(),
-        table=ChunkTable.uniform(settings.chunk),
+        table=ChunkTable.uniform(settings.chunk or CHUNK),
         namespace=Namespace.of("world", exact == "off"),
         exact=exact,
         default_sampling=SamplingParams(),

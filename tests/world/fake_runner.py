@@ -37,6 +37,7 @@ from regrow.policy.request import SamplingParams
 Operation = Literal[
     "read", "step", "snapshot", "mount", "digest", "join", "leave", "empty", "reset", "copy", "load", "save"
 ]
+LAYERS = 4  # between which others may be stepped
 PIECES = 4  # a copy goes on in so many pieces
 NOT_FINITE = -1  # stands for None in host cells
 EMPTY = 0  # the hash of no keys
@@ -234,7 +235,7 @@ class FakeRunner:
         held.hashes, held.length, held.state, held.fed = [], 0, _State(0, EMPTY), 0
         return held
 
-    def read(self, chunk: Chunk) -> ReadResult:
+    def read(self, chunk: Chunk, between: Callable[[], None] | None = None) -> ReadResult:
         slot, n = chunk.slot, len(chunk.ids)
         held = self._at_rest("read", slot)
         self._settled("read", slot)
@@ -243,8 +244,13 @@ class FakeRunner:
         for key in chunk.ids:
             self._write(slot, int(key))
         held.length += n
-        cost = self.costs.of_chunk(chunk.start, n)
+        layers = 1 if between is None else LAYERS
+        cost = self.costs.of_chunk(chunk.start, n) / layers
         self._act("read", slot, chunk.start, n, cost=cost, tears=(held,))
+        for _ in range(layers - 1):
+            assert between is not None
+            between()
+            self._sleep(cost)
         match chunk.want_logits:
             case "none":
                 return ReadResult()
