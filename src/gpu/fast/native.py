@@ -17,6 +17,10 @@ _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 _SIGNATURES: dict[str, list[type]] = {
     "regrow_linear_packed": [_POINTER] * 4 + [_INT] * 5,
     "regrow_linear_bf16": [_POINTER] * 4 + [_INT] * 3,
+    "regrow_unpack": [_POINTER] * 2 + [_INT] * 4,
+    "regrow_quantize": [_POINTER] + [_INT] * 4 + [_POINTER] * 3,
+    "regrow_tile": [_POINTER] * 3 + [_INT] * 3 + [_POINTER],
+    "regrow_attention": [_POINTER] * 7 + [_FLOAT, _INT],
 }
 
 
@@ -43,6 +47,14 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
 def library() -> ctypes.CDLL | None:
     """Return the loaded library, None where there is none."""
     return _load()[0]
+
+
+def needed() -> ctypes.CDLL:
+    """Return the loaded library; raises RuntimeError saying why there is none."""
+    loaded, why = _load()
+    if loaded is None:
+        raise RuntimeError(f"the native kernels are {why}")
+    return loaded
 
 
 def state() -> str:

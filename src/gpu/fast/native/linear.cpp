@@ -1,18 +1,13 @@
 // Linear layers for a few rows: y[r, n] = sum over k of x[r, k] * w[n, k].
 //
-// A decode step reads every weight once, so what counts is bytes. Packed weights lie in tiles of 16 outputs; a tile
-// holds, for each 32 inputs, the codes of its 16 outputs, then 16 scales and 16 offsets in float16:
-// w = scale * code + offset. That is what Q4_0, Q4_1 and Q8_0 blocks of GGUF hold, without loss (Q4_0 with an offset
-// of -8 scales, Q8_0 with one of -128). Codes of 4 bits: byte 64 i + 4 o + j of a block has the code of output o and
-// input 8 i + j in its low half, of input 8 i + 4 + j in its high half. Codes of 8 bits: byte 64 i + 4 o + j is that
-// of output o and input 4 i + j.
-//
+// A decode step reads every weight once, so what counts is bytes; tiles.h says how packed ones lie.
 // With packed weights a row of x is rounded to 8 bits for each 32 inputs, with a scale of its own.
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
 #include "common.h"
+#include "tiles.h"
 
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -21,12 +16,27 @@
 namespace regrow {
 namespace {
 
-constexpr int OUTPUTS = 16;  // of a tile
-constexpr int INPUTS = 32;   // of a block
 constexpr int MAX_ROWS = 8;
 
-constexpr int code_bytes(int bits) { return OUTPUTS * INPUTS * bits / 8; }
-constexpr int block_bytes(int bits) { return code_bytes(bits) + 2 * OUTPUTS * 2; }
+template <int N>
+struct Count {
+  static constexpr int value = N;
+};
+
+// Calls run(Count<rows>()) for 1 to MAX_ROWS rows.
+template <class Run>
+inline void with_rows(int rows, const Run& run) {
+  switch (rows) {
+    case 1: return run(Count<1>());
+    case 2: return run(Count<2>());
+    case 3: return run(Count<3>());
+    case 4: return run(Count<4>());
+    case 5: return run(Count<5>());
+    case 6: return run(Count<6>());
+    case 7: return run(Count<7>());
+    default: return run(Count<MAX_ROWS>());
+  }
+}
 
 struct Floats {  // 16 of them
 #if defined(__AVX512F__)
@@ -95,9 +105,7 @@ inline void dots(const std::uint8_t* codes, const std::int8_t* x, Floats* out) {
   for (int i = 0; i < INPUTS / 4; i++) {
     for (int j = 0; j < 4; j++) {
       std::int32_t code[OUTPUTS];
-      for (int o = 0; o < OUTPUTS; o++) {
-        code[o] = BITS == 8 ? codes[64 * i + 4 * o + j] : (codes[64 * (i / 2) + 4 * o + j] >> (i % 2 * 4)) & 15;
-      }
+      for (int o = 0; o < OUTPUTS; o++) code[o] = code_at<BITS>(codes, o, 4 * i + j);
       for (int r = 0; r < ROWS; r++) {
         const std::int32_t one = x[r * INPUTS + 4 * i + j];
         for (int o = 0; o < OUTPUTS; o++) sum[r][o] += code[o] * one;
@@ -133,9 +141,11 @@ void round_rows(const T* x, int rows, int inputs, Rounded& out) {
     for (int r = 0; r < rows; r++) {
       float v[INPUTS], top = 0;
       for (int i = 0; i < INPUTS; i++) v[i] = value(x, std::ptrdiff_t(r) * inputs + b * INPUTS + i);
-      // A NaN or an infinity must come out as a NaN, so the largest is found by a comparison that keeps a NaN.
-      for (int i = 0; i < INPUTS; i++) top = std::fabs(v[i]) <= top ? top : std::fabs(v[i]);
-      const bool finite = std::isfinite(top);
+      bool finite = true;  // what is not must come out as a NaN, not as a number
+      for (int i = 0; i < INPUTS; i++) {
+        finite &= std::isfinite(v[i]);
+        top = std::max(top, std::fabs(v[i]));
+      }
       const float scale = top / 127, inverse = top > 0 && finite ? 127 / top : 0;
       std::int8_t* codes = out.codes.data() + (std::size_t(b) * rows + r) * INPUTS;
       std::int32_t sum = 0;
@@ -150,53 +160,71 @@ void round_rows(const T* x, int rows, int inputs, Rounded& out) {
   }
 }
 
+// One tile for ROWS rows from `row` on, of `rows` in all.
 template <int BITS, int ROWS, class T>
-void packed_rows(const T* x, const std::uint8_t* w, const float* bias, T* y, int inputs, int outputs) {
-  static thread_local Rounded rounded;
-  round_rows(x, ROWS, inputs, rounded);
-  const Rounded& given = rounded;  // the caller's, not each thread's own
-  const int blocks = inputs / INPUTS, tiles = (outputs + OUTPUTS - 1) / OUTPUTS;
-#pragma omp parallel for schedule(static)
-  for (int t = 0; t < tiles; t++) {
-    const std::uint8_t* block = w + std::size_t(t) * blocks * block_bytes(BITS);
-    Floats sum[ROWS];
-    for (int b = 0; b < blocks; b++, block += block_bytes(BITS)) {
-      Floats dot[ROWS];
-      dots<BITS, ROWS>(block, given.codes.data() + std::size_t(b) * ROWS * INPUTS, dot);
-      const Floats scale = load_halves(block + code_bytes(BITS));
-      const Floats offset = load_halves(block + code_bytes(BITS) + 2 * OUTPUTS);
-      for (int r = 0; r < ROWS; r++) {
-        add_product(sum[r], dot[r], scale, given.scale[std::size_t(b) * ROWS + r]);
-        add_product(sum[r], offset, given.sum[std::size_t(b) * ROWS + r]);
-      }
-    }
-    const int first = t * OUTPUTS, count = std::min(OUTPUTS, outputs - first);
+void packed_tile(const Rounded& x, const std::uint8_t* block, const float* bias, T* y, int row, int rows, int blocks,
+                 int first, int outputs) {
+  Floats sum[ROWS];
+  for (int b = 0; b < blocks; b++, block += block_bytes(BITS)) {
+    const std::size_t at = std::size_t(b) * rows + row;
+    Floats dot[ROWS];
+    dots<BITS, ROWS>(block, x.codes.data() + at * INPUTS, dot);
+    const Floats scale = load_halves(block + code_bytes(BITS));
+    const Floats offset = load_halves(block + code_bytes(BITS) + 2 * OUTPUTS);
     for (int r = 0; r < ROWS; r++) {
-      float out[OUTPUTS];
-      store(sum[r], out);
-      for (int o = 0; o < count; o++) {
-        put(y, std::ptrdiff_t(r) * outputs + first + o, bias ? out[o] + bias[first + o] : out[o]);
-      }
+      add_product(sum[r], dot[r], scale, x.scale[at + r]);
+      add_product(sum[r], offset, x.sum[at + r]);
+    }
+  }
+  const int count = std::min(OUTPUTS, outputs - first);
+  for (int r = 0; r < ROWS; r++) {
+    float out[OUTPUTS];
+    store(sum[r], out);
+    for (int o = 0; o < count; o++) {
+      put(y, std::ptrdiff_t(row + r) * outputs + first + o, bias ? out[o] + bias[first + o] : out[o]);
     }
   }
 }
 
 template <int BITS, class T>
-int packed(const T* x, const std::uint8_t* w, const float* bias, T* y, int rows, int inputs, int outputs) {
-  switch (rows) {
-    case 1: packed_rows<BITS, 1>(x, w, bias, y, inputs, outputs); return 0;
-    case 2: packed_rows<BITS, 2>(x, w, bias, y, inputs, outputs); return 0;
-    case 3: packed_rows<BITS, 3>(x, w, bias, y, inputs, outputs); return 0;
-    case 4: packed_rows<BITS, 4>(x, w, bias, y, inputs, outputs); return 0;
-    case 5: packed_rows<BITS, 5>(x, w, bias, y, inputs, outputs); return 0;
-    case 6: packed_rows<BITS, 6>(x, w, bias, y, inputs, outputs); return 0;
-    case 7: packed_rows<BITS, 7>(x, w, bias, y, inputs, outputs); return 0;
-    case MAX_ROWS: packed_rows<BITS, MAX_ROWS>(x, w, bias, y, inputs, outputs); return 0;
-    default: return 1;
+void packed(const T* x, const std::uint8_t* w, const float* bias, T* y, int rows, int inputs, int outputs) {
+  static thread_local Rounded rounded;
+  round_rows(x, rows, inputs, rounded);
+  const Rounded& given = rounded;  // the caller's, not each thread's own
+  const int blocks = inputs / INPUTS, tiles = (outputs + OUTPUTS - 1) / OUTPUTS;
+#pragma omp parallel for schedule(static)
+  for (int t = 0; t < tiles; t++) {
+    const std::uint8_t* tile = w + std::size_t(t) * blocks * block_bytes(BITS);
+    for (int row = 0; row < rows; row += MAX_ROWS) {
+      const auto run = [&](auto count) {
+        packed_tile<BITS, decltype(count)::value>(given, tile, bias, y, row, rows, blocks, t * OUTPUTS, outputs);
+      };
+      with_rows(std::min(MAX_ROWS, rows - row), run);
+    }
   }
 }
 
-// The sum over k of a[k] * b[k] for ROWS rows of x, bfloat16, 32 inputs at a time, for one row of w.
+// w as bfloat16 or float32 [outputs, inputs].
+template <int BITS, class T>
+void unpack(const std::uint8_t* w, T* out, int inputs, int outputs) {
+  const int blocks = inputs / INPUTS, tiles = (outputs + OUTPUTS - 1) / OUTPUTS;
+#pragma omp parallel for schedule(static)
+  for (int t = 0; t < tiles; t++) {
+    const std::uint8_t* block = w + std::size_t(t) * blocks * block_bytes(BITS);
+    const int first = t * OUTPUTS, count = std::min(OUTPUTS, outputs - first);
+    for (int b = 0; b < blocks; b++, block += block_bytes(BITS)) {
+      float scale[OUTPUTS], offset[OUTPUTS];
+      store(load_halves(block + code_bytes(BITS)), scale);
+      store(load_halves(block + code_bytes(BITS) + 2 * OUTPUTS), offset);
+      for (int o = 0; o < count; o++) {
+        T* row = out + std::ptrdiff_t(first + o) * inputs + b * INPUTS;
+        for (int i = 0; i < INPUTS; i++) put(row, i, scale[o] * float(code_at<BITS>(block, o, i)) + offset[o]);
+      }
+    }
+  }
+}
+
+// One row of w times ROWS rows of x, bfloat16.
 #if defined(__AVX512BF16__)
 template <int ROWS>
 inline void plain_dots(const bf16* w, const bf16* x, int inputs, float* out) {
@@ -241,14 +269,18 @@ inline void plain_dots(const bf16* w, const bf16* x, int inputs, float* out) {
 }
 #endif
 
-template <int ROWS>
-void plain_rows(const bf16* x, const bf16* w, const bf16* bias, bf16* y, int inputs, int outputs) {
+void plain(const bf16* x, const bf16* w, const bf16* bias, bf16* y, int rows, int inputs, int outputs) {
 #pragma omp parallel for schedule(static)
   for (int n = 0; n < outputs; n++) {
-    float out[ROWS];
-    plain_dots<ROWS>(w + std::ptrdiff_t(n) * inputs, x, inputs, out);
-    for (int r = 0; r < ROWS; r++) {
-      y[std::ptrdiff_t(r) * outputs + n] = to_bf16(bias ? out[r] + from_bf16(bias[n]) : out[r]);
+    for (int row = 0; row < rows; row += MAX_ROWS) {
+      with_rows(std::min(MAX_ROWS, rows - row), [&](auto count) {
+        constexpr int ROWS = decltype(count)::value;
+        float out[ROWS];
+        plain_dots<ROWS>(w + std::ptrdiff_t(n) * inputs, x + std::ptrdiff_t(row) * inputs, inputs, out);
+        for (int r = 0; r < ROWS; r++) {
+          y[std::ptrdiff_t(row + r) * outputs + n] = to_bf16(bias ? out[r] + from_bf16(bias[n]) : out[r]);
+        }
+      });
     }
   }
 }
@@ -258,34 +290,27 @@ void plain_rows(const bf16* x, const bf16* w, const bf16* bias, bf16* y, int inp
 
 using regrow::bf16;
 
-// x [rows, inputs], y [rows, outputs], bfloat16 or float32; w as above; bias float32 or null. Returns 1 where the
-// number of rows is not served.
-REGROW_API int regrow_linear_packed(const void* x, const std::uint8_t* w, const float* bias, void* y, int bits,
-                                    int is_bf16, int rows, int inputs, int outputs) {
-  if (is_bf16) {
-    auto* in = static_cast<const bf16*>(x);
-    auto* out = static_cast<bf16*>(y);
-    return bits == 4 ? regrow::packed<4>(in, w, bias, out, rows, inputs, outputs)
-                     : regrow::packed<8>(in, w, bias, out, rows, inputs, outputs);
-  }
-  auto* in = static_cast<const float*>(x);
-  auto* out = static_cast<float*>(y);
-  return bits == 4 ? regrow::packed<4>(in, w, bias, out, rows, inputs, outputs)
-                   : regrow::packed<8>(in, w, bias, out, rows, inputs, outputs);
+// x [rows, inputs] and y [rows, outputs], bfloat16 or float32; w as above; bias float32 or null.
+REGROW_API void regrow_linear_packed(const void* x, const std::uint8_t* w, const float* bias, void* y, int bits,
+                                     int is_bf16, int rows, int inputs, int outputs) {
+  const auto run = [&](auto* in, auto* out) {
+    bits == 4 ? regrow::packed<4>(in, w, bias, out, rows, inputs, outputs)
+              : regrow::packed<8>(in, w, bias, out, rows, inputs, outputs);
+  };
+  is_bf16 ? run(static_cast<const bf16*>(x), static_cast<bf16*>(y))
+          : run(static_cast<const float*>(x), static_cast<float*>(y));
 }
 
-// The same with the weights as torch keeps them: w [outputs, inputs], all bfloat16.
-REGROW_API int regrow_linear_bf16(const bf16* x, const bf16* w, const bf16* bias, bf16* y, int rows, int inputs,
-                                  int outputs) {
-  switch (rows) {
-    case 1: regrow::plain_rows<1>(x, w, bias, y, inputs, outputs); return 0;
-    case 2: regrow::plain_rows<2>(x, w, bias, y, inputs, outputs); return 0;
-    case 3: regrow::plain_rows<3>(x, w, bias, y, inputs, outputs); return 0;
-    case 4: regrow::plain_rows<4>(x, w, bias, y, inputs, outputs); return 0;
-    case 5: regrow::plain_rows<5>(x, w, bias, y, inputs, outputs); return 0;
-    case 6: regrow::plain_rows<6>(x, w, bias, y, inputs, outputs); return 0;
-    case 7: regrow::plain_rows<7>(x, w, bias, y, inputs, outputs); return 0;
-    case 8: regrow::plain_rows<8>(x, w, bias, y, inputs, outputs); return 0;
-    default: return 1;
-  }
+// The weights that w stands for, bfloat16 or float32 [outputs, inputs].
+REGROW_API void regrow_unpack(const std::uint8_t* w, void* out, int bits, int is_bf16, int inputs, int outputs) {
+  const auto run = [&](auto* to) {
+    bits == 4 ? regrow::unpack<4>(w, to, inputs, outputs) : regrow::unpack<8>(w, to, inputs, outputs);
+  };
+  is_bf16 ? run(static_cast<bf16*>(out)) : run(static_cast<float*>(out));
+}
+
+// The same as the first with the weights as torch keeps them: w [outputs, inputs], all bfloat16.
+REGROW_API void regrow_linear_bf16(const bf16* x, const bf16* w, const bf16* bias, bf16* y, int rows, int inputs,
+                                   int outputs) {
+  regrow::plain(x, w, bias, y, rows, inputs, outputs);
 }

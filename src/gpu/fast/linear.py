@@ -1,0 +1,160 @@
+"""Linear layers that are fast for a few rows: with weights as they are, or packed.
+
+Up to `FEW` rows go through the native kernels, whose rows do not depend on each other; more of them through
+torch's matrix product, for which packed weights are unpacked for the moment. Layers that are given the same
+input (q, k and v; gate and up) are one matrix: the first that is called computes for all.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+from regrow.gpu.fast.native import library
+from regrow.gpu.fast.packing import BLOCK, Codes, floats, tiles
+
+FEW = 32  # rows that the native kernels take
+
+
+class Product(Protocol):
+    """x [rows, inputs] times a weight, plus its bias: [rows, outputs], in x's type."""
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+class PlainProduct:
+    """With a bfloat16 weight [outputs, inputs] as torch keeps it."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self._weight, self._bias = weight.contiguous(), bias
+        self._native = library()
+
+    @property
+    def nbytes(self) -> int:
+        return self._weight.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        if self._native is None or len(x) > FEW or x.dtype != torch.bfloat16:
+            return linear(x, self._weight, self._bias)
+        x = x.contiguous()
+        outputs, inputs = self._weight.shape
+        y = x.new_empty(len(x), outputs)
+        self._native.regrow_linear_bf16(
+            x.data_ptr(),
+            self._weight.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(),
+            y.data_ptr(),
+            len(x),
+            inputs,
+            outputs,
+        )
+        return y
+
+
+class PackedProduct:
+    """With a packed weight; a row is rounded to 8 bits, for each 32 inputs by a scale of its own, where it
+    goes through the native kernels."""
+
+    def __init__(self, packed: Codes, bias: torch.Tensor | None) -> None:
+        native = library()
+        if native is None:
+            raise ValueError("packed weights need the native kernels")
+        self._native, self._bits = native, int(packed.bits)
+        self._outputs, self._inputs = packed.codes.shape
+        self._tiles = tiles(packed)
+        self._bias = None if bias is None else bias.float()
+
+    @property
+    def nbytes(self) -> int:
+        return self._tiles.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        bf16 = int(x.dtype == torch.bfloat16)
+        if len(x) > FEW:
+            weight = x.new_empty(self._outputs, self._inputs)
+            self._native.regrow_unpack(
+                self._tiles.data_ptr(), weight.data_ptr(), self._bits, bf16, self._inputs, self._outputs
+            )
+            return linear(x, weight, None if self._bias is None else self._bias.to(x.dtype))
+        x = x.contiguous()
+        y = x.new_empty(len(x), self._outputs)
+        self._native.regrow_linear_packed(
+            x.data_ptr(),
+            self._tiles.data_ptr(),
+            None if self._bias is None else self._bias.data_ptr(),
+            y.data_ptr(),
+            self._bits,
+            bf16,
+            len(x),
+            self._inputs,
+            self._outputs,
+        )
+        return y
+
+
+class TorchPackedProduct:
+    """With a packed weight through torch's own kernels, where the native ones are missing; bfloat16 only.
+
+    4 bits: the same codes, with scales rounded to bfloat16. 8 bits: one scale for each output.
+    """
+
+    def __init__(self, packed: Codes, bias: torch.Tensor | None) -> None:
+        self._bias, self._bits = bias, packed.bits
+        if packed.bits == 4:
+            self._weight = torch.ops.aten._convert_weight_to_int4pack_for_cpu(packed.codes.int(), 1)
+            scale, offset = packed.scale.float(), packed.offset.float()
+            self._scale = torch.stack([scale.T, (offset + 8 * scale).T], dim=-1).bfloat16().contiguous()
+        else:
+            weight = floats(packed)
+            scale = weight.abs().amax(1).clamp_min(torch.finfo().tiny) / 127
+            self._weight = (weight / scale[:, None]).round().to(torch.int8)
+            self._scale = scale.bfloat16()
+
+    @property
+    def nbytes(self) -> int:
+        return self._weight.nbytes + self._scale.nbytes
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.contiguous()
+        y: torch.Tensor
+        if self._bits == 4:
+            y = torch.ops.aten._weight_int4pack_mm_for_cpu(x, self._weight, BLOCK, self._scale)
+        else:
+            y = torch.ops.aten._weight_int8pack_mm(x, self._weight, self._scale)
+        return y if self._bias is None else y + self._bias
+
+
+class Shared:
+    """One product whose outputs belong to several layers that are called with the same tensor, in turn."""
+
+    def __init__(self, product: Product, layers: int) -> None:
+        self._product, self._layers = product, layers
+        self._x: torch.Tensor | None = None
+        self._y: torch.Tensor | None = None
+        self._given = 0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return all outputs for x [..., inputs]."""
+        y = self._y
+        if y is None or x is not self._x:
+            y = self._product(x.reshape(-1, x.shape[-1]))
+            self._x, self._y, self._given = x, y, 0
+        self._given += 1
+        if self._given == self._layers:
+            self._x = self._y = None
+        return y.view(*x.shape[:-1], -1)
+
+
+class FastLinear(nn.Module):
+    """In place of a `nn.Linear`: its outputs are those `[start, stop)` of a shared product."""
+
+    def __init__(self, shared: Shared, start: int, stop: int) -> None:
+        super().__init__()
+        self._shared, self._outputs = shared, slice(start, stop)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._shared(x)[..., self._outputs]
