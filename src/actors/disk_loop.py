@@ -141,10 +141,13 @@ class DiskLoop:
             return False
         return True
 
+    @property
+    def awake(self) -> bool:
+        return bool(self._closed or self._urgent or self._jobs or self._writing)
+
     def wait(self) -> None:
         with self._news:
-            while not (self._closed or self._urgent or self._jobs or self._writing):
-                self._news.wait()
+            self._news.wait_for(lambda: self.awake)
 
     def close(self) -> None:
         with self._news:

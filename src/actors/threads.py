@@ -22,6 +22,10 @@ class Steppable(Protocol):
     def wait(self) -> None:
         """Block until there may be work again, or until `close`."""
 
+    @property
+    def awake(self) -> bool:
+        """Whether `wait` would return at once."""
+
     def close(self) -> None:
         """Make `wait` return for good; no step follows."""
 

@@ -217,9 +217,13 @@ class DeviceLoop:
             self._closed = True
             self._wake.notify()
 
+    @property
+    def awake(self) -> bool:
+        return bool(self._commands) or self._closed
+
     def wait(self) -> None:
         with self._wake:
-            self._wake.wait_for(lambda: self._commands or self._closed)
+            self._wake.wait_for(lambda: self.awake)
 
     def step(self) -> bool:
         """Carry out the waiting commands, then one chunk or one decode step. False when nothing was done."""

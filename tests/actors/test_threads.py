@@ -32,9 +32,13 @@ class Machine:
             self.idle.set()
         return True
 
+    @property
+    def awake(self) -> bool:
+        return bool(self.todo) or self.closed
+
     def wait(self) -> None:
         with self._wake:
-            self._wake.wait_for(lambda: self.todo or self.closed)
+            self._wake.wait_for(lambda: self.awake)
 
     def close(self) -> None:
         with self._wake:

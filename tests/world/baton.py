@@ -13,13 +13,14 @@ class WorldEnds(BaseException):
 
 
 class BatonThread:
-    """Starts paused. `idle`: it had nothing to do when it paused. `asleep`: it is not to be switched to.
-    `abandoned`: nobody waits for its end."""
+    """Starts paused. `idle`: it had nothing to do when it paused, and has nothing until it is `awake`.
+    `asleep`: it is not to be switched to. `abandoned`: nobody waits for its end."""
 
     blocked_after_s = 60.0  # real seconds: nothing in this world takes so long
 
-    def __init__(self, name: str, main: Callable[[], None]) -> None:
+    def __init__(self, name: str, main: Callable[[], None], awake: Callable[[], bool]) -> None:
         self.name = name
+        self.awake = awake
         self.idle = False
         self.asleep = False
         self.ended = False

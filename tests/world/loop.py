@@ -95,9 +95,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Add (time, `what`) to the trace."""
         self.trace.append((self._now, what))
 
-    def start_thread(self, name: str, main: Callable[[], None]) -> BatonThread:
-        """Run `main` in a thread of this world. What it raises ends the scenario."""
-        thread = BatonThread(name, main)
+    def start_thread(
+        self, name: str, main: Callable[[], None], awake: Callable[[], bool] = lambda: True
+    ) -> BatonThread:
+        """Run `main` in a thread of this world. What it raises ends the scenario. awake: says whether the
+        thread may have work again once it was idle; to ask costs less than to switch."""
+        thread = BatonThread(name, main, awake)
         self._threads.append(thread)
         return thread
 
@@ -193,6 +196,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
             if thread.asleep or thread.ended:
                 continue
             if self._ready and (self._order is None or self._order.random() < WAKE_LATE):
+                continue
+            if thread.idle and not thread.awake():
                 continue
             thread.idle = False
             self._running = thread

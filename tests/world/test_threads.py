@@ -39,6 +39,10 @@ class Machine:
         if seconds == 0:
             self.done.set()
 
+    @property
+    def awake(self) -> bool:
+        return bool(self.todo) or self.closed
+
     def wait(self) -> None:
         raise AssertionError("a virtual thread never blocks")
 

@@ -69,8 +69,12 @@ class Worker:
         self._functions.popleft()()
         return True
 
+    @property
+    def awake(self) -> bool:
+        return bool(self._functions) or self._closing
+
     def wait(self) -> None:
-        """Never called: a driver in this world asks again instead."""
+        """Never called: a driver in this world looks whether the worker is awake instead."""
 
     def close(self) -> None:
         self._closing = True
@@ -87,7 +91,7 @@ class VirtualDriver:
         self._work = work
         self._loop = loop
         self._ended = asyncio.Event()
-        self._thread = loop.start_thread(name, self._main)
+        self._thread = loop.start_thread(name, self._main, lambda: work.awake)
 
     async def stop(self, within_s: float | None = None) -> None:
         self._work.close()
