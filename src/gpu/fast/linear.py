@@ -5,13 +5,15 @@ torch's matrix product, for which packed weights are unpacked for the moment. La
 input (q, k and v; gate and up) are one matrix: the first that is called computes for all.
 """
 
+import ctypes
 from typing import Protocol
 
 import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from regrow.gpu.fast.native import library
+from regrow.gpu.fast import native
+from regrow.gpu.fast.native import needed
 from regrow.gpu.fast.packing import BLOCK, Codes, floats, tiles
 
 FEW = 32  # rows that the native kernels take
@@ -26,73 +28,48 @@ class Product(Protocol):
     def nbytes(self) -> int: ...
 
 
-class PlainProduct:
-    """With a bfloat16 weight [outputs, inputs] as torch keeps it."""
+class NativeProduct:
+    """Through the native kernels for up to `FEW` rows. `native` says what they are given.
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self._weight, self._bias = weight.contiguous(), bias
-        self._native = library()
+    kept: the weight, bfloat16 [outputs, inputs] (`bits` 16) or tiles of codes of 4 or 8 bits. With packed
+    weights a row is rounded to 8 bits, for each 32 inputs by a scale of its own.
+    """
 
-    @property
-    def nbytes(self) -> int:
-        return self._weight.nbytes
+    def __init__(self, kept: torch.Tensor, bits: int, inputs: int, outputs: int, bias: torch.Tensor | None):
+        self._library = needed()
+        self._kept, self._bias = kept, None if bias is None else bias.float()
+        pointer = None if self._bias is None else self._bias.data_ptr()
+        self.native = native.Product(kept.data_ptr(), pointer, bits, inputs, outputs)
+        self._at = ctypes.addressof(self.native)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self._native is None or len(x) > FEW or x.dtype != torch.bfloat16:
-            return linear(x, self._weight, self._bias)
-        x = x.contiguous()
-        outputs, inputs = self._weight.shape
-        y = x.new_empty(len(x), outputs)
-        self._native.regrow_linear_bf16(
-            x.data_ptr(),
-            self._weight.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(),
-            y.data_ptr(),
-            len(x),
-            inputs,
-            outputs,
-        )
-        return y
+    @classmethod
+    def plain(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> "NativeProduct":
+        return cls(weight.contiguous(), 16, weight.shape[1], weight.shape[0], bias)
 
-
-class PackedProduct:
-    """With a packed weight; a row is rounded to 8 bits, for each 32 inputs by a scale of its own, where it
-    goes through the native kernels."""
-
-    def __init__(self, packed: Codes, bias: torch.Tensor | None) -> None:
-        native = library()
-        if native is None:
-            raise ValueError("packed weights need the native kernels")
-        self._native, self._bits = native, int(packed.bits)
-        self._outputs, self._inputs = packed.codes.shape
-        self._tiles = tiles(packed)
-        self._bias = None if bias is None else bias.float()
+    @classmethod
+    def packed(cls, codes: Codes, bias: torch.Tensor | None) -> "NativeProduct":
+        outputs, inputs = codes.codes.shape
+        return cls(tiles(codes), codes.bits, inputs, outputs, bias)
 
     @property
     def nbytes(self) -> int:
-        return self._tiles.nbytes
+        return int(self._kept.nbytes)
+
+    def weight(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the weight as torch takes it, [outputs, inputs]; a packed one is made anew."""
+        if self.native.bits == 16:
+            return self._kept
+        out = torch.empty(self.native.outputs, self.native.inputs, dtype=dtype)
+        self._library.regrow_unpack(self._at, out.data_ptr(), dtype == torch.bfloat16)
+        return out
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        bf16 = int(x.dtype == torch.bfloat16)
-        if len(x) > FEW:
-            weight = x.new_empty(self._outputs, self._inputs)
-            self._native.regrow_unpack(
-                self._tiles.data_ptr(), weight.data_ptr(), self._bits, bf16, self._inputs, self._outputs
-            )
-            return linear(x, weight, None if self._bias is None else self._bias.to(x.dtype))
+        bf16 = x.dtype == torch.bfloat16
+        if len(x) > FEW or not (bf16 or self.native.bits < 16):
+            return linear(x, self.weight(x.dtype), None if self._bias is None else self._bias.to(x.dtype))
         x = x.contiguous()
-        y = x.new_empty(len(x), self._outputs)
-        self._native.regrow_linear_packed(
-            x.data_ptr(),
-            self._tiles.data_ptr(),
-            None if self._bias is None else self._bias.data_ptr(),
-            y.data_ptr(),
-            self._bits,
-            bf16,
-            len(x),
-            self._inputs,
-            self._outputs,
-        )
+        y = x.new_empty(len(x), self.native.outputs)
+        self._library.regrow_linear(self._at, x.data_ptr(), y.data_ptr(), bf16, len(x))
         return y
 
 

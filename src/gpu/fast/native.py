@@ -9,19 +9,31 @@ import importlib.machinery
 import os
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 _HERE = Path(__file__).parent
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
-_SIGNATURES: dict[str, list[type]] = {
-    "regrow_linear_packed": [_POINTER] * 4 + [_INT] * 5,
-    "regrow_linear_bf16": [_POINTER] * 4 + [_INT] * 3,
-    "regrow_unpack": [_POINTER] * 2 + [_INT] * 4,
+_SIGNATURES: dict[str, list[Any]] = {
+    "regrow_linear": [_POINTER] * 3 + [_INT] * 2,
+    "regrow_unpack": [_POINTER] * 2 + [_INT],
     "regrow_quantize": [_POINTER] + [_INT] * 4 + [_POINTER] * 3,
     "regrow_tile": [_POINTER] * 3 + [_INT] * 3 + [_POINTER],
     "regrow_attention": [_POINTER] * 7 + [_FLOAT, _INT],
 }
+
+
+class Product(ctypes.Structure):
+    """A weight [outputs, inputs] and its bias, as `native/linear.h` takes them."""
+
+    _fields_ = (
+        ("weight", _POINTER),
+        ("bias", _POINTER),
+        ("bits", ctypes.c_int32),
+        ("inputs", ctypes.c_int32),
+        ("outputs", ctypes.c_int32),
+    )
 
 
 @cache

@@ -134,7 +134,7 @@ def _product(layers: Sequence[nn.Linear], bits: Bits | None, given: Sequence[Cod
         if library() is None or dtype != torch.bfloat16:
             return None
         weights = [layer.weight for layer in layers]
-        return PlainProduct(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
+        return NativeProduct.plain(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
     parts = [
         codes if codes is not None and codes.bits == bits else quantize(layer.weight, bits)
         for layer, codes in zip(layers, given, strict=True)
@@ -145,4 +145,4 @@ def _product(layers: Sequence[nn.Linear], bits: Bits | None, given: Sequence[Cod
         torch.cat([part.scale for part in parts]),
         torch.cat([part.offset for part in parts]),
     )
-    return PackedProduct(joined, bias) if library() is not None else TorchPackedProduct(joined, bias)
+    return NativeProduct.packed(joined, bias) if library() is not None else TorchPackedProduct(joined, bias)

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from regrow.gpu.fast.linear import FEW, PackedProduct, PlainProduct, TorchPackedProduct
+from regrow.gpu.fast.linear import FEW, NativeProduct, TorchPackedProduct
 from regrow.gpu.fast.native import library, state
 from regrow.gpu.fast.packing import Bits, Quantized, floats, quantize
 
@@ -34,7 +34,7 @@ def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
 @settings(max_examples=20, deadline=None)
 def test_codes_come_out_of_their_tiles_as_they_went_in(bits: Bits, shape: tuple[int, int], seed: int) -> None:
     packed = random_codes(*shape, bits, seed)
-    product = PackedProduct(packed, None)
+    product = NativeProduct.packed(packed, None)
     unit = torch.eye(shape[1])  # more rows than the native kernels take, or exact in 8 bits
     assert torch.equal(product(unit if shape[1] > FEW else unit.repeat(2, 1))[: shape[1]].T, floats(packed))
 
@@ -48,7 +48,7 @@ def test_a_product_of_few_rows_is_that_of_the_matrix_up_to_the_rounding_of_the_r
     packed, dtype = random_codes(*shape, bits, seed), torch.bfloat16 if bf16 else torch.float32
     x, bias = rows_of(rows, shape[1], dtype, seed), torch.randn(shape[0])
     wanted = x.float() @ floats(packed).T + bias
-    found = PackedProduct(packed, bias)(x)
+    found = NativeProduct.packed(packed, bias)(x)
     assert found.dtype == dtype
     spread = (x.float().abs().amax() / 127) * floats(packed).norm(dim=1)
     assert ((found.float() - wanted).abs() <= spread + 0.01 * wanted.abs() + 1e-3).all()
@@ -56,7 +56,7 @@ def test_a_product_of_few_rows_is_that_of_the_matrix_up_to_the_rounding_of_the_r
 
 @BITS
 def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(bits: Bits) -> None:
-    product = PackedProduct(random_codes(48, 96, bits, 0), None)
+    product = NativeProduct.packed(random_codes(48, 96, bits, 0), None)
     x = rows_of(FEW, 96, torch.bfloat16)
     together = product(x)
     assert all(torch.equal(product(x[i : i + 1])[0], together[i]) for i in range(FEW))
@@ -64,7 +64,7 @@ def test_a_row_has_the_same_bits_whatever_rows_are_beside_it(bits: Bits) -> None
 
 
 def test_a_plain_row_has_the_same_bits_whatever_rows_are_beside_it() -> None:
-    product = PlainProduct(rows_of(50, 100, torch.bfloat16), torch.randn(50).bfloat16())
+    product = NativeProduct.plain(rows_of(50, 100, torch.bfloat16), torch.randn(50).bfloat16())
     x = rows_of(FEW, 100, torch.bfloat16, 2)
     together = product(x)
     assert all(torch.equal(product(x[i : i + 1])[0], together[i]) for i in range(FEW))
@@ -72,7 +72,7 @@ def test_a_plain_row_has_the_same_bits_whatever_rows_are_beside_it() -> None:
 
 @BITS
 def test_the_number_of_threads_does_not_change_a_bit(bits: Bits) -> None:
-    product, x = PackedProduct(random_codes(200, 64, bits, 0), None), rows_of(4, 64, torch.bfloat16)
+    product, x = NativeProduct.packed(random_codes(200, 64, bits, 0), None), rows_of(4, 64, torch.bfloat16)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -89,12 +89,12 @@ def test_a_plain_product_is_torchs_up_to_rounding(outputs: int, inputs: int, row
     weight, bias = rows_of(outputs, inputs, torch.bfloat16, 3), torch.randn(outputs).bfloat16()
     x = rows_of(rows, inputs, torch.bfloat16, 4)
     wanted = x.float() @ weight.float().T + bias.float()
-    assert torch.allclose(PlainProduct(weight, bias)(x).float(), wanted, rtol=0.02, atol=0.05)
+    assert torch.allclose(NativeProduct.plain(weight, bias)(x).float(), wanted, rtol=0.02, atol=0.05)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_in_a_row_stays_so_and_stays_in_that_row(bad: float) -> None:
-    product, x = PackedProduct(random_codes(32, 64, 4, 0), None), rows_of(3, 64, torch.bfloat16)
+    product, x = NativeProduct.packed(random_codes(32, 64, 4, 0), None), rows_of(3, 64, torch.bfloat16)
     clean = product(x)
     x[1, 40] = bad
     found = product(x)

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common.h"
+#include "linear.h"
 #include "tiles.h"
 
 #if defined(__AVX512F__)
@@ -120,6 +121,8 @@ inline void dots(const std::uint8_t* codes, const std::int8_t* x, Floats* out) {
 }
 #endif
 
+constexpr float NONE[INPUTS] = {};
+
 // Rows of x in 8 bits: for each block of 32 inputs the codes of all rows, their scales, and scale times sum.
 struct Rounded {
   std::vector<std::int8_t> codes;
@@ -131,31 +134,53 @@ inline float value(const float* x, std::ptrdiff_t i) { return x[i]; }
 inline void put(bf16* y, std::ptrdiff_t i, float v) { y[i] = to_bf16(v); }
 inline void put(float* y, std::ptrdiff_t i, float v) { y[i] = v; }
 
+// Rounds 32 values to the nearest codes; returns the sum of the codes.
+#if defined(__AVX512F__)
+inline std::int32_t round_block(const float* v, float inverse, std::int8_t* codes) {
+  const __m512 by = _mm512_set1_ps(inverse);
+  __m512i sum = _mm512_setzero_si512();
+  for (int i = 0; i < INPUTS; i += 16) {
+    const __m512i code = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(v + i), by));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + i), _mm512_cvtsepi32_epi8(code));
+    sum = _mm512_add_epi32(sum, code);
+  }
+  return _mm512_reduce_add_epi32(sum);
+}
+#else
+inline std::int32_t round_block(const float* v, float inverse, std::int8_t* codes) {
+  std::int32_t sum = 0;
+  for (int i = 0; i < INPUTS; i++) {
+    const auto code = std::int32_t(std::nearbyintf(v[i] * inverse));
+    codes[i] = std::int8_t(code);
+    sum += code;
+  }
+  return sum;
+}
+#endif
+
 template <class T>
 void round_rows(const T* x, int rows, int inputs, Rounded& out) {
   const int blocks = inputs / INPUTS;
   out.codes.resize(std::size_t(blocks) * rows * INPUTS);
   out.scale.resize(std::size_t(blocks) * rows);
   out.sum.resize(std::size_t(blocks) * rows);
-  for (int b = 0; b < blocks; b++) {
-    for (int r = 0; r < rows; r++) {
+  for (int r = 0; r < rows; r++) {
+    for (int b = 0; b < blocks; b++) {
       float v[INPUTS], top = 0;
       for (int i = 0; i < INPUTS; i++) v[i] = value(x, std::ptrdiff_t(r) * inputs + b * INPUTS + i);
-      bool finite = true;  // what is not must come out as a NaN, not as a number
+      std::uint32_t bits = 0;  // the largest magnitude, as bits: above those of infinity it is a NaN
       for (int i = 0; i < INPUTS; i++) {
-        finite &= std::isfinite(v[i]);
-        top = std::max(top, std::fabs(v[i]));
+        std::uint32_t one;
+        std::memcpy(&one, v + i, sizeof one);
+        bits = std::max(bits, one & 0x7fffffffu);
       }
-      const float scale = top / 127, inverse = top > 0 && finite ? 127 / top : 0;
-      std::int8_t* codes = out.codes.data() + (std::size_t(b) * rows + r) * INPUTS;
-      std::int32_t sum = 0;
-      for (int i = 0; i < INPUTS; i++) {
-        const std::int32_t code = finite ? std::int32_t(std::nearbyintf(v[i] * inverse)) : 0;
-        codes[i] = std::int8_t(code);
-        sum += code;
-      }
-      out.scale[std::size_t(b) * rows + r] = finite ? scale : NAN;
-      out.sum[std::size_t(b) * rows + r] = finite ? scale * float(sum) : NAN;
+      std::memcpy(&top, &bits, sizeof top);
+      const std::size_t at = std::size_t(b) * rows + r;
+      const bool finite = bits < 0x7f800000u;  // what is not must come out as a NaN, not as a number
+      const float inverse = finite && top > 0 ? std::min(127 / top, 3e38f) : 0;
+      const std::int32_t sum = round_block(finite ? v : NONE, inverse, out.codes.data() + at * INPUTS);
+      out.scale[at] = finite ? top / 127 : NAN;
+      out.sum[at] = finite ? out.scale[at] * float(sum) : NAN;
     }
   }
 }
@@ -269,7 +294,7 @@ inline void plain_dots(const bf16* w, const bf16* x, int inputs, float* out) {
 }
 #endif
 
-void plain(const bf16* x, const bf16* w, const bf16* bias, bf16* y, int rows, int inputs, int outputs) {
+void plain(const bf16* x, const bf16* w, const float* bias, bf16* y, int rows, int inputs, int outputs) {
 #pragma omp parallel for schedule(static)
   for (int n = 0; n < outputs; n++) {
     for (int row = 0; row < rows; row += MAX_ROWS) {
@@ -278,7 +303,7 @@ void plain(const bf16* x, const bf16* w, const bf16* bias, bf16* y, int rows, in
         float out[ROWS];
         plain_dots<ROWS>(w + std::ptrdiff_t(n) * inputs, x + std::ptrdiff_t(row) * inputs, inputs, out);
         for (int r = 0; r < ROWS; r++) {
-          y[std::ptrdiff_t(row + r) * outputs + n] = to_bf16(bias ? out[r] + from_bf16(bias[n]) : out[r]);
+          y[std::ptrdiff_t(row + r) * outputs + n] = to_bf16(bias ? out[r] + bias[n] : out[r]);
         }
       });
     }
@@ -286,31 +311,38 @@ void plain(const bf16* x, const bf16* w, const bf16* bias, bf16* y, int rows, in
 }
 
 }  // namespace
+
+void multiply(const Product& product, const bf16* x, bf16* y, int rows) {
+  const auto* w = static_cast<const std::uint8_t*>(product.weight);
+  switch (product.bits) {
+    case 4: return packed<4>(x, w, product.bias, y, rows, product.inputs, product.outputs);
+    case 8: return packed<8>(x, w, product.bias, y, rows, product.inputs, product.outputs);
+    default: return plain(x, static_cast<const bf16*>(product.weight), product.bias, y, rows, product.inputs,
+                          product.outputs);
+  }
+}
+
+void multiply(const Product& product, const float* x, float* y, int rows) {
+  const auto* w = static_cast<const std::uint8_t*>(product.weight);
+  product.bits == 4 ? packed<4>(x, w, product.bias, y, rows, product.inputs, product.outputs)
+                    : packed<8>(x, w, product.bias, y, rows, product.inputs, product.outputs);
+}
+
 }  // namespace regrow
 
-using regrow::bf16;
+using namespace regrow;
 
-// x [rows, inputs] and y [rows, outputs], bfloat16 or float32; w as above; bias float32 or null.
-REGROW_API void regrow_linear_packed(const void* x, const std::uint8_t* w, const float* bias, void* y, int bits,
-                                     int is_bf16, int rows, int inputs, int outputs) {
-  const auto run = [&](auto* in, auto* out) {
-    bits == 4 ? regrow::packed<4>(in, w, bias, out, rows, inputs, outputs)
-              : regrow::packed<8>(in, w, bias, out, rows, inputs, outputs);
-  };
-  is_bf16 ? run(static_cast<const bf16*>(x), static_cast<bf16*>(y))
-          : run(static_cast<const float*>(x), static_cast<float*>(y));
+REGROW_API void regrow_linear(const Product* product, const void* x, void* y, int is_bf16, int rows) {
+  is_bf16 ? multiply(*product, static_cast<const bf16*>(x), static_cast<bf16*>(y), rows)
+          : multiply(*product, static_cast<const float*>(x), static_cast<float*>(y), rows);
 }
 
-// The weights that w stands for, bfloat16 or float32 [outputs, inputs].
-REGROW_API void regrow_unpack(const std::uint8_t* w, void* out, int bits, int is_bf16, int inputs, int outputs) {
+// The weights that packed ones stand for, bfloat16 or float32 [outputs, inputs].
+REGROW_API void regrow_unpack(const Product* product, void* out, int is_bf16) {
   const auto run = [&](auto* to) {
-    bits == 4 ? regrow::unpack<4>(w, to, inputs, outputs) : regrow::unpack<8>(w, to, inputs, outputs);
+    const auto* w = static_cast<const std::uint8_t*>(product->weight);
+    product->bits == 4 ? unpack<4>(w, to, product->inputs, product->outputs)
+                       : unpack<8>(w, to, product->inputs, product->outputs);
   };
   is_bf16 ? run(static_cast<bf16*>(out)) : run(static_cast<float*>(out));
-}
-
-// The same as the first with the weights as torch keeps them: w [outputs, inputs], all bfloat16.
-REGROW_API void regrow_linear_bf16(const bf16* x, const bf16* w, const bf16* bias, bf16* y, int rows, int inputs,
-                                   int outputs) {
-  regrow::plain(x, w, bias, y, rows, inputs, outputs);
 }
