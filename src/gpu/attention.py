@@ -12,6 +12,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from regrow.gpu.call import Decoding, marked
+from regrow.gpu.fast.chosen import ChosenCells, attend_chosen
 from regrow.gpu.lazy_mask import LazyMask, lazy_mask
 
 NAME = "regrow"
@@ -125,11 +126,14 @@ def attention(
         attention_mask = attention_mask & chosen.scatter_(-1, indices[:, None].long(), True)
     intact = marked(key) is not None and marked(value) is not None
     call = marked(key) or (attention_mask.call if isinstance(attention_mask, LazyMask) else None)
-    if call is None:
-        out = attend_chunk(query, key, value, attention_mask, scaling)
-    else:
+    if call is not None:
         call.intact += intact
         call.changed += not intact
+    if isinstance(attention_mask, ChosenCells):
+        out = attend_chosen(query, key, value, attention_mask, scaling, attend_chunk, attend_row)
+    elif call is None:
+        out = attend_chunk(query, key, value, attention_mask, scaling)
+    else:
         out = _attend_rows(call, query, key, value, attention_mask, scaling)
     return out.transpose(1, 2).contiguous(), None
 

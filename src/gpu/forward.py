@@ -11,17 +11,22 @@ from transformers import PreTrainedModel
 from regrow.errors import ModelRefused
 from regrow.gpu.attention import NAME
 from regrow.gpu.call import Call, Decoding
+from regrow.gpu.fast.experts import BY_ROW
+from regrow.gpu.fast.indexer import use_fast_indexers
+from regrow.gpu.fast.stock import left_stock
 from regrow.gpu.slot_cache import SlotCache
 
 _READING_EXPERTS = "grouped_mm"
-_DECODING_EXPERTS = "batched_mm"
+_DECODING_EXPERTS = BY_ROW
+_STOCK_DECODING_EXPERTS = "batched_mm"
 
 
 class SlotModel:
     """A model made ready for slot arenas, and its only way in.
 
-    Attention goes through `gpu/attention.py`. Experts run as `batched_mm` in decode steps, the only form in
-    which rows do not depend on each other; reading takes `grouped_mm`, which does not copy weights per token.
+    Attention goes through `gpu/attention.py`, an indexer through `gpu/fast/indexer.py`. Experts run row by
+    row in decode steps (`gpu/fast/experts.py`; on a GPU as `batched_mm`), so that rows do not depend on each
+    other; reading takes `grouped_mm`, which does not copy weights per token.
     Raises ModelRefused for a model whose attention cannot be replaced.
     """
 
@@ -33,8 +38,12 @@ class SlotModel:
         model.set_attn_implementation(NAME)
         if self.config._attn_implementation != NAME:
             raise ModelRefused(f"{type(model).__name__} has an attention of its own that cannot be replaced")
+        if not left_stock("indexer"):
+            use_fast_indexers(model)
         self._has_experts = model._can_set_experts_implementation()
         self._experts = ""
+        by_row = self.device.type == "cpu" and not left_stock("experts")
+        self._decoding_experts = _DECODING_EXPERTS if by_row else _STOCK_DECODING_EXPERTS
         self._pass: str | None = None  # how the experts of the pass under way run
         self._keep: dict[str, Any] = {"use_cache": True}
         if "logits_to_keep" in inspect.signature(model.forward).parameters:
@@ -65,7 +74,8 @@ class SlotModel:
     def _experts_for(self, call: Call) -> Iterator[None]:
         """Have the experts run as `call` needs it, and afterwards as the pass does between whose layers this
         one runs."""
-        outer, self._pass = self._pass, _DECODING_EXPERTS if isinstance(call, Decoding) else _READING_EXPERTS
+        experts = self._decoding_experts if isinstance(call, Decoding) else _READING_EXPERTS
+        outer, self._pass = self._pass, experts
         self._use_experts(self._pass)
         try:
             yield
