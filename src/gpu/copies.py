@@ -1,28 +1,93 @@
-"""Copies of cells in pieces: one piece is one tensor of one layer, copied between two steps.
+"""Copies in pieces: what a machine has that computes and copies with the same cores.
 
-On a CPU the cores are taken by computing, so a copy is paid for in small change between the steps. A lane of
-its own (a CUDA stream) takes this one's place behind the same protocol.
+One piece is some cells of one tensor, small enough for the gap between two steps; the device loop pays for
+them in small change. A device with streams copies beside its steps (`stream_lanes.py`), behind the same
+protocol (`Lanes`).
 """
 
 import time
-from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
+from regrow.gpu.kernels.spans import Pair
+from regrow.gpu.types import Snapshot
+
+PIECE_BYTES = 2 * 1024 * 1024
+TURN_S = 0.05  # of a machine with nothing else to do, until it looks for something
+
+
+def pieces(pairs: Iterable[Pair], limit: int) -> Iterator[Pair]:
+    """Cut each (target, source) [heads, cells, dim] by cells into pieces of at most `limit` bytes, at least a
+    cell."""
+    for target, source in pairs:
+        step = max(1, limit // max(target[:, :1].nbytes, 1))
+        for at in range(0, target.shape[1], step):
+            yield target[:, at : at + step], source[:, at : at + step]
+
+
+def as_cells(states: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return views [1, n, 1] of contiguous tensors, to be copied as cells are."""
+    return [state.view(1, -1, 1) for state in states]
+
+
+def finite(states: Iterable[torch.Tensor]) -> bool:
+    return all(bool(state.isfinite().all()) for state in states if state.is_floating_point())
+
+
+def host_like(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return room in host memory for a copy of each."""
+    with torch.inference_mode(False):  # an inference tensor could not be written by a copy thread
+        return tuple(torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors)
+
 
 class PieceCopy:
-    """Copies (target, source) pairs of views of equal shape, in order."""
+    """Copies (target, source) pairs of views [heads, cells, dim] of equal shape, in order."""
 
-    def __init__(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        self._pairs = deque(pairs)
+    def __init__(self, pairs: Iterable[Pair]) -> None:
+        self._pieces = pieces(pairs, PIECE_BYTES)
+        self._next = next(self._pieces, None)
+
+    @property
+    def ended(self) -> bool:
+        return self._next is None
 
     def advance(self, seconds: float) -> bool:
-        """Copy for about `seconds`, at least one piece; True once everything is copied."""
-        end = time.perf_counter() + seconds
-        while self._pairs:
-            target, source = self._pairs.popleft()
+        end = time.perf_counter() + min(seconds, TURN_S)
+        while self._next is not None:
+            target, source = self._next
             target.copy_(source)
+            self._next = next(self._pieces, None)
             if time.perf_counter() >= end:
                 break
-        return not self._pairs
+        return self.ended
+
+
+class Taken:
+    """A state that is copied at once, since what follows would change it."""
+
+    ended = True
+
+    def __init__(self, snapshot: Snapshot | None) -> None:
+        self.snapshot = snapshot
+
+    def advance(self, seconds: float) -> bool:
+        return True
+
+
+class PieceLanes:
+    """Copies between the steps; implements `Lanes`."""
+
+    def mount(self, pairs: Iterable[Pair]) -> PieceCopy:
+        return PieceCopy(pairs)
+
+    def restore(self, pairs: Iterable[Pair]) -> PieceCopy:
+        return PieceCopy(pairs)
+
+    def park(self, cells: Sequence[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], PieceCopy]:
+        host = host_like(cells)
+        return host, PieceCopy(zip(host, cells, strict=True))
+
+    def snapshot(self, position: int, states: Sequence[torch.Tensor]) -> Taken:
+        copies = tuple(state.clone() for state in states)
+        return Taken(Snapshot(position, copies) if finite(copies) else None)

@@ -18,16 +18,17 @@ import torch
 
 from regrow.errors import DeviceFailed
 from regrow.gpu.logprobs import scores, scores_of
+from regrow.gpu.outgoing import Outgoing
 from regrow.gpu.pace import DeviceCounters, Pace
 from regrow.gpu.transfers import Fill, Save, Transfers
 from regrow.gpu.types import Chunk, LogitsMask, Row, Runner, Scored, Snapshot, WantLogits
+from regrow.policy.copy_share import CopyShare, after_copies
+from regrow.policy.copy_share import at as share_at
 from regrow.policy.keys import Keys
 from regrow.policy.request import SamplingParams, StopRules
 from regrow.policy.schedule import PendingRead, ScheduleState, next_work
 from regrow.policy.stops import RepeatGuard
 
-FILL_GAP_S = 0.05  # a running stream may wait this long for a copy that a request waits for
-SAVE_SHARE = 0.08  # of the last step's time, for copies that nobody waits for
 EndReason = Literal["stop", "length", "repeat", "halted", "non_finite", "failed"]
 
 
@@ -184,9 +185,9 @@ class DeviceLoop:
         self._broken = False
         self._active: dict[int, _Active] = {}
         self._transfers = Transfers(runner)
-        self._last_s = 0.0
+        self._copy_share = CopyShare()
         self._orders = 0
-        self._events: list[DeviceEvent] = []
+        self._events = Outgoing[DeviceEvent](_slot_of, _with_snapshot)
 
     @property
     def counters(self) -> DeviceCounters:
@@ -205,7 +206,8 @@ class DeviceLoop:
     @property
     def at_work(self) -> bool:
         """Whether there is anything to be done; from any thread."""
-        return self._since is not None or bool(self._commands or self._active or self._transfers)
+        waiting = self._commands or self._active or self._transfers or self._events
+        return self._since is not None or bool(waiting)
 
     def post(self, command: Command) -> None:
         with self._wake:
@@ -237,15 +239,15 @@ class DeviceLoop:
                 worked = self._copy() or worked
                 self._since = self._now()
                 worked = self._work() or worked
+                self._events.look(0.0 if worked else math.inf)
         except Exception as error:  # noqa: BLE001  whatever a step raises, the arenas are in doubt
             self._break(error)
         self._since = None
         self._tell()
-        return worked
+        return worked or bool(self._events)
 
     def _tell(self) -> None:
-        if self._events:
-            events, self._events = self._events, []
+        if events := self._events.ready():
             self._deliver(events)
 
     def _command(self, command: Command) -> None:
@@ -296,7 +298,7 @@ class DeviceLoop:
 
     def _begin(self, job: Job) -> None:
         if self._broken or job.generation != self._generation:
-            self._events.append(JobEnded(job.slot, job.epoch, "failed", 0))
+            self._events.add(JobEnded(job.slot, job.epoch, "failed", 0))
             return
         if job.slot in self._active:
             raise RuntimeError(f"slot {job.slot} has a job already")
@@ -310,14 +312,24 @@ class DeviceLoop:
             self._join(active, int(job.ids[-1]), len(job.ids) - 1)
 
     def _copy(self) -> bool:
-        """Let the copies go on: fills for at most a short gap, saves for a small share of the time; all of
-        them to the end while nothing else is to be done."""
+        """Let the copies go on: for their share of the time beside running streams, not between a chunk and
+        the step after it, and without a pause while nothing else is to be done."""
+        share = self._copy_share = share_at(self._copy_share, self._now())
         if not self._transfers:
             return False
-        idle = not self._active
-        self._transfers.advance(
-            math.inf if idle else FILL_GAP_S, math.inf if idle else SAVE_SHARE * self._last_s
-        )
+        self._transfers.look()
+        decoding = bool(self._decoding())
+        if not self._active:
+            while self._transfers.advance(math.inf) and not self._commands:
+                pass
+        elif not (decoding and self._pace.schedule.owed_steps):
+            seconds = share.seconds(urgent=self._transfers.urgent, decoding=decoding)
+            while seconds > 0:
+                begin = self._now()
+                ended = self._transfers.advance(seconds)
+                took = self._now() - begin
+                self._copy_share = after_copies(self._copy_share, took)
+                seconds = seconds - took if ended else 0.0
         return True
 
     def _work(self) -> bool:
@@ -351,11 +363,11 @@ class DeviceLoop:
         result = self.runner.read(chunk, partial(self._pause, job.slot) if self._decoding() else None)
         told = _prompt_scores(job, start, stop, result.logits)
         snapshot = self.runner.snapshot(job.slot) if stop in active.snapshot_at else None
-        seconds = self._last_s = self._pace.chunk_ends(job.slot, stop - start)
+        seconds = self._pace.chunk_ends(job.slot, stop - start)
         if told is None:
             self._end(active, "non_finite")
             return
-        self._events.append(ChunkRead(job.slot, job.epoch, stop, seconds, snapshot, told))
+        self._events.add(ChunkRead(job.slot, job.epoch, stop, seconds, None, told), snapshot)
         if active.todo:
             return
         if alone:
@@ -399,7 +411,7 @@ class DeviceLoop:
         decoding = sorted(decoding, key=lambda a: a.job.slot)
         self._pace.step_begins()
         result = self.runner.step([a.row for a in decoding if a.row is not None])
-        self._last_s = self._pace.step_ends(sum(len(tokens) for tokens in result.tokens))
+        self._pace.step_ends(sum(len(tokens) for tokens in result.tokens))
         for active, tokens, scored in zip(decoding, result.tokens, result.scores, strict=True):
             self.runner.commit(active.job.slot, max(len(tokens), 1))
             self._drawn(active, tokens, scored)
@@ -419,7 +431,7 @@ class DeviceLoop:
             active.answer.append(token)
             if job.mask is not None:
                 job.mask.accept(token)
-            self._events.append(TokenDrawn(job.slot, job.epoch, token, score))
+            self._events.add(TokenDrawn(job.slot, job.epoch, token, score))
             if active.guard.repeats(token):
                 self._end(active, "repeat")
                 return
@@ -445,23 +457,33 @@ class DeviceLoop:
         length = self.runner.length(job.slot)
         between = reason == "halted" and active.row is None and length > job.start
         kept = self.runner.snapshot(job.slot) if between and self.runner.geometry.hybrid else None
-        self._events.append(JobEnded(job.slot, job.epoch, reason, length, kept))
+        self._events.add(JobEnded(job.slot, job.epoch, reason, length), kept)
 
     def _break(self, error: Exception) -> None:
         """Refuse work until `Reset`."""
         self._give_up()
         self._broken = True
-        self._events.append(Broken(self._generation, error))
+        self._events.add(Broken(self._generation, error))
         self._tell()  # first: who gets an answer and asks again is to find the device restarted
         self._transfers.fail(DeviceFailed(f"{type(error).__name__}: {error}"))
 
     def _give_up(self) -> None:
-        """End every job as failed."""
+        """End every job as failed; no snapshot is waited for."""
+        self._events.give_up()
         for active in self._active.values():
-            self._events.append(JobEnded(active.job.slot, active.job.epoch, "failed", 0))
+            self._events.add(JobEnded(active.job.slot, active.job.epoch, "failed", 0))
         self._active.clear()
         self._pace.rows_run(False)
         self._pace.schedule = ScheduleState()
+
+
+def _slot_of(event: DeviceEvent) -> int | None:
+    return None if isinstance(event, Broken) else event.slot
+
+
+def _with_snapshot(event: DeviceEvent, snapshot: Snapshot | None) -> DeviceEvent:
+    assert isinstance(event, ChunkRead | JobEnded)
+    return replace(event, snapshot=snapshot)
 
 
 def _prompt_scores(job: Job, start: int, stop: int, logits: torch.Tensor | None) -> tuple[Scored, ...] | None:

@@ -14,14 +14,26 @@ from transformers import PreTrainedModel
 
 from regrow.gpu.arena import Arenas
 from regrow.gpu.call import Decoding, Reading
-from regrow.gpu.copies import PieceCopy
+from regrow.gpu.copies import as_cells
 from regrow.gpu.digest import digest_slot
 from regrow.gpu.forward import SlotModel
+from regrow.gpu.lanes import lanes_for
 from regrow.gpu.logprobs import scores_of
 from regrow.gpu.probe import probe
 from regrow.gpu.sampling import draw
 from regrow.gpu.slot_cache import SlotCache
-from regrow.gpu.types import Chunk, Digest, Geometry, HostCells, ReadResult, Row, Snapshot, StepResult
+from regrow.gpu.types import (
+    CellCopy,
+    Chunk,
+    Digest,
+    Geometry,
+    HostCells,
+    ReadResult,
+    Row,
+    Snapshot,
+    StateCopy,
+    StepResult,
+)
 from regrow.policy.request import Exactness, SamplingParams
 
 PROBE_TOKENS = 8
@@ -83,6 +95,8 @@ class ModelRunner:
         self._length = [0] * self._slots
         self._state_at = [0] * self._slots
         self._joined: set[int] = set()
+        self._lanes = lanes_for(self._model.device)
+        self._loaded: list[Snapshot | None] = [None] * self._slots  # the state that lies in a torn rest row
 
     def fresh(self) -> "ModelRunner":
         sibling = copy.copy(self)
@@ -92,47 +106,50 @@ class ModelRunner:
     def empty(self, slot: int) -> None:
         if slot in self._joined:
             self.leave(slot)
-        self._length[slot] = self._state_at[slot] = 0
+        self._forget(slot)
 
     def mount(self, slot: int, position: int, state: Snapshot | None) -> None:
         self._expect(slot not in self._joined, slot, "is joined")
         self._expect(position <= self._length[slot], slot, f"does not reach position {position}")
         live = state is None and position == self._length[slot] == self._state_at[slot]
         if position and self._geometry.hybrid and not live:
-            states = () if state is None else state.states
-            self._expect(
-                state is not None and state.position == position, slot, f"has no state at {position}"
-            )
-            found = [(tuple(s.shape), s.dtype) for s in states]
-            wanted = [(s.shape, s.dtype) for s in self._geometry.states]
-            self._expect(found == wanted, slot, "was given a state of another model")
-            for kept, given in zip(self._arenas.states(slot), states, strict=True):
-                kept.copy_(given)
+            if state is None or state.position != position:
+                raise ValueError(f"slot {slot} has no state at {position}")
+            if self._loaded[slot] is not state or self._state_at[slot] != _TORN:
+                self._expect_fits(slot, state)
+                for kept, given in zip(self._arenas.states(slot), state.states, strict=True):
+                    kept.copy_(given)
         self._length[slot] = self._state_at[slot] = position
+        self._loaded[slot] = None
 
-    def copy_cells(self, source: int, slot: int, stop: int) -> PieceCopy:
+    def load_state(self, slot: int, state: Snapshot) -> CellCopy:
+        self._expect(slot not in self._joined, slot, "is joined")
+        self._expect_fits(slot, state)
+        self._state_at[slot], self._loaded[slot] = _TORN, state
+        rows = as_cells(self._arenas.states(slot)), as_cells(state.states)
+        return self._lanes.restore(zip(*rows, strict=True))
+
+    def copy_cells(self, source: int, slot: int, stop: int) -> CellCopy:
         self._expect(stop <= self._length[source], source, f"does not reach position {stop}")
         self._claim(slot)
         spans = (self._arenas.span(slot, 0, stop), self._arenas.span(source, 0, stop))
-        return PieceCopy(zip(*spans, strict=True))
+        return self._lanes.mount(zip(*spans, strict=True))
 
-    def load_cells(self, slot: int, cells: Sequence[HostCells]) -> PieceCopy:
+    def load_cells(self, slot: int, cells: Sequence[HostCells]) -> CellCopy:
         edges = [0, *(part.stop for part in cells)]
         self._expect([part.start for part in cells] == edges[:-1], slot, "was given cells with gaps")
         self._expect(edges[-1] <= self._context, slot, f"has no room for {edges[-1]} cells")
         self._claim(slot)
-        return PieceCopy(
+        return self._lanes.restore(
             pair
             for part in cells
             for pair in zip(self._arenas.span(slot, part.start, part.stop), part.tensors, strict=True)
         )
 
-    def save_cells(self, slot: int, start: int, stop: int) -> tuple[HostCells, PieceCopy]:
+    def save_cells(self, slot: int, start: int, stop: int) -> tuple[HostCells, CellCopy]:
         self._expect(0 <= start < stop <= self._length[slot], slot, f"holds no cells [{start}, {stop})")
-        views = self._arenas.span(slot, start, stop)
-        with torch.inference_mode(False):
-            host = tuple(torch.empty(view.shape, dtype=view.dtype) for view in views)
-        return HostCells(start, stop, host), PieceCopy(zip(host, views, strict=True))
+        host, copy = self._lanes.park(self._arenas.span(slot, start, stop))
+        return HostCells(start, stop, host), copy
 
     def filled(self, slot: int, length: int) -> None:
         self._length[slot], self._state_at[slot] = length, _TORN
@@ -140,7 +157,11 @@ class ModelRunner:
     def _claim(self, slot: int) -> None:
         """Empty a slot before a copy writes to it: a copy is whole or it did not happen (S4)."""
         self._expect(slot not in self._joined, slot, "is joined")
-        self._length[slot], self._state_at[slot] = 0, 0
+        self._forget(slot)
+
+    def _forget(self, slot: int) -> None:
+        self._length[slot] = self._state_at[slot] = 0
+        self._loaded[slot] = None
 
     def read(self, chunk: Chunk, between: Callable[[], None] | None = None) -> ReadResult:
         slot, start = chunk.slot, chunk.start
@@ -165,12 +186,10 @@ class ModelRunner:
         self._length[slot] = self._state_at[slot] = start + n
         return ReadResult(None if chunk.want_logits == "none" else logits[0])
 
-    def snapshot(self, slot: int) -> Snapshot | None:
+    def snapshot(self, slot: int) -> StateCopy:
         self._expect(slot not in self._joined, slot, "is joined")
         self._expect(self._state_at[slot] == self._length[slot] > 0, slot, "has no running state")
-        states = tuple(state.clone() for state in self._arenas.states(slot))
-        finite = all(bool(s.isfinite().all()) for s in states if s.is_floating_point())
-        return Snapshot(self._length[slot], states) if finite else None
+        return self._lanes.snapshot(self._length[slot], self._arenas.states(slot))
 
     def join(self, slot: int) -> None:
         self._expect(slot not in self._joined, slot, "is joined already")
@@ -246,6 +265,11 @@ class ModelRunner:
             self._length[slot] = self._state_at[slot]
         parts = {self.digest(slot).parts for slot in range(self._slots)}
         return len(parts) == 1 and all(torch.equal(row, logits[0]) for row in logits)
+
+    def _expect_fits(self, slot: int, state: Snapshot) -> None:
+        found = [(tuple(s.shape), s.dtype) for s in state.states]
+        wanted = [(s.shape, s.dtype) for s in self._geometry.states]
+        self._expect(found == wanted, slot, "was given a state of another model")
 
     def _expect(self, holds: bool, slot: int, what: str) -> None:
         if not holds:

@@ -1,9 +1,9 @@
 """Copies on their way, and the order they must keep with what writes to the slots they touch.
 
-A fill makes a slot hold a prefix from another slot or from host memory, then restores the running state; a
-save copies cells to host memory. What reads from a slot is finished before anything writes to those cells:
-the order is kept here, on the device thread, whatever the actors do. A fill waits for the copies from its
-slot without stopping anybody else.
+A fill makes a slot hold a prefix from another slot or from host memory, and the running state there; a save
+copies cells to host memory. What reads from a slot is finished before anything writes to those cells: the
+order is kept here, on the device thread, whatever the actors do and whichever way the device copies. A fill
+waits for the copies from its slot without stopping anybody else.
 """
 
 import math
@@ -73,13 +73,14 @@ class Transfers:
         runner, slot = self.runner, fill.slot
 
         def begin() -> list[CellCopy]:
-            match fill.source:
-                case None:
-                    return []
-                case int():
-                    return [runner.copy_cells(fill.source, slot, fill.position)]
-                case _:
-                    return [runner.load_cells(slot, fill.source)]
+            copies: list[CellCopy] = []
+            if isinstance(fill.source, int):
+                copies.append(runner.copy_cells(fill.source, slot, fill.position))
+            elif fill.source is not None:
+                copies.append(runner.load_cells(slot, fill.source))
+            if fill.state is not None and runner.geometry.hybrid:
+                copies.append(runner.load_state(slot, fill.state))
+            return copies
 
         def finish() -> None:
             try:
@@ -113,13 +114,21 @@ class Transfers:
                 while copying in self._active:
                     self._advance(copying, math.inf)
 
-    def advance(self, urgent_s: float, background_s: float) -> None:
-        """Let each kind of copy go on for about so many seconds, oldest first; what it waits for before
-        it."""
-        for urgent, seconds in ((True, urgent_s), (False, background_s)):
-            oldest = next((c for c in self._active if c.urgent is urgent), None)
-            if oldest is not None:
-                self._advance(oldest, seconds)
+    @property
+    def urgent(self) -> bool:
+        """Whether a request waits for any of them."""
+        return any(copying.urgent for copying in self._active)
+
+    def look(self) -> None:
+        """Take note of what has ended by itself, and begin what waited for it; nothing else goes on."""
+        for copying in list(self._active):
+            self._look_at(copying)
+
+    def advance(self, seconds: float) -> bool:
+        """Let the oldest go on for about so many seconds, those that requests wait for first; what it waits
+        for before it. True where that has ended, so that there may be time left for more."""
+        oldest = min(self._active, key=lambda copying: not copying.urgent, default=None)
+        return oldest is not None and self._advance(oldest, seconds)
 
     def fail(self, error: Exception) -> None:
         """Give up every copy."""
@@ -129,8 +138,7 @@ class Transfers:
 
     def _add(self, copying: _Copying) -> None:
         self._active.append(copying)
-        if self._before(copying) is None:
-            self._begin(copying)
+        self._look_at(copying)
 
     def _before(self, copying: _Copying) -> _Copying | None:
         """Return a copy that must end before this one begins."""
@@ -139,6 +147,15 @@ class Transfers:
         slot, older = copying.writes, self._active[: self._active.index(copying)]
         reading = (c for c in self._active if c.copies and c.reads == slot and c.below > copying.above)
         return next(reading, None) or next((c for c in older if c.writes == slot), None)
+
+    def _look_at(self, copying: _Copying) -> None:
+        while copying in self._active and self._waits_for_nothing(copying):
+            self._advance(copying, 0.0)
+
+    def _waits_for_nothing(self, copying: _Copying) -> bool:
+        if copying.copies is None:
+            return self._before(copying) is None
+        return copying.copies[0].ended
 
     def _begin(self, copying: _Copying) -> None:
         try:
@@ -149,16 +166,19 @@ class Transfers:
             if not copying.copies:
                 self._finish(copying)
 
-    def _advance(self, copying: _Copying, seconds: float) -> None:
+    def _advance(self, copying: _Copying, seconds: float) -> bool:
         before = self._before(copying)
         if before is not None:
-            self._advance(before, seconds)
-        elif copying.copies is None:
+            return self._advance(before, seconds)
+        if copying.copies is None:
             self._begin(copying)
-        elif copying.copies[0].advance(seconds):
-            del copying.copies[0]
-            if not copying.copies:
-                self._finish(copying)
+            return True
+        if not copying.copies[0].advance(seconds):
+            return False
+        del copying.copies[0]
+        if not copying.copies:
+            self._finish(copying)
+        return True
 
     def _finish(self, copying: _Copying) -> None:
         """What is raised here, but for a refusal, leaves the copy to `fail`."""

@@ -188,10 +188,25 @@ class HostCells:
 
 
 class CellCopy(Protocol):
-    """A copy of cells that goes on in pieces between the steps, or on a lane of its own."""
+    """A copy that goes on in pieces between the steps, or by itself on a lane of its own."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether everything is copied, or has failed; `advance` then says so."""
+        ...
 
     def advance(self, seconds: float) -> bool:
-        """Go on for about `seconds`, at least one piece; True once everything is copied."""
+        """Go on for about `seconds`, at least one piece, and for a while only where they are infinite; True
+        once everything is copied. Raises what went wrong."""
+        ...
+
+
+class StateCopy(CellCopy, Protocol):
+    """A running state on its way into a snapshot."""
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The copy once it has ended; None where the state is not finite."""
         ...
 
 
@@ -228,6 +243,10 @@ class Runner(Protocol):
         """
         ...
 
+    def load_state(self, slot: int, state: Snapshot) -> CellCopy:
+        """Begin to copy `state` into `slot`, which has none until it is mounted with this very state."""
+        ...
+
     def copy_cells(self, source: int, slot: int, stop: int) -> CellCopy:
         """Begin to copy the cells [0, stop) of `source`, which may be joined, into `slot`."""
         ...
@@ -253,8 +272,8 @@ class Runner(Protocol):
         """
         ...
 
-    def snapshot(self, slot: int) -> Snapshot | None:
-        """Copy the running state of a slot that is not joined; None where it is not finite."""
+    def snapshot(self, slot: int) -> StateCopy:
+        """Begin to copy the running state of a slot that is not joined, as it is now."""
         ...
 
     def join(self, slot: int) -> None:

@@ -73,7 +73,7 @@ def read(
     for a, b in plan.chunks_from(start):
         runner.read(Chunk(slot, a, ids[a:b]))
         if plan.is_cut(b):
-            snapshot = runner.snapshot(slot)
+            snapshot = runner.snapshot(slot).snapshot
             assert snapshot is not None
             kept[b] = snapshot
         between()

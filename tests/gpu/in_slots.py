@@ -17,7 +17,7 @@ def hold(runner: FakeRunner, slot: int, ids: Keys) -> dict[int, Snapshot]:
     states = {}
     for start, stop in pairwise((0, len(ids) // 2, len(ids))):
         runner.read(Chunk(slot, start, ids[start:stop]))
-        taken = runner.snapshot(slot)
+        taken = runner.snapshot(slot).snapshot
         assert taken is not None
         states[stop] = taken
     return states

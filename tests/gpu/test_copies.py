@@ -223,7 +223,7 @@ def test_s5_a_copy_that_cannot_be_is_refused_before_it_touches_anything() -> Non
 
 
 def pairs(n: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    return [(torch.zeros(3), torch.full((3,), 1.0 + i)) for i in range(n)]
+    return [(torch.zeros(1, 3, 1), torch.full((1, 3, 1), 1.0 + i)) for i in range(n)]
 
 
 def copied(tensors: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:

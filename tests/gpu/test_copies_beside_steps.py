@@ -1,14 +1,13 @@
 """Copies beside what runs: who waits for them and how long, and what an error or a reset leaves (S4)."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pytest
 
 from regrow.errors import DeviceFailed
 from regrow.gpu.device_loop import (
-    FILL_GAP_S,
-    SAVE_SHARE,
     Broken,
     ChunkRead,
     DeviceLoop,
@@ -22,8 +21,10 @@ from regrow.gpu.device_loop import (
 )
 from regrow.gpu.transfers import Fill, Save
 from regrow.gpu.types import Snapshot
+from regrow.policy.copy_share import BURST_S, SHARE
 from regrow.policy.request import SamplingParams, StopRules
 from tests.gpu.in_slots import content, held, hold, keys
+from tests.world import fake_runner
 from tests.world.fake_runner import PIECES, Costs, FakeCopy, FakeRunner, Operation, hash_of
 
 
@@ -118,31 +119,129 @@ COPY_S = 2**-14  # a cell
 PIECE_S = CELLS / PIECES * COPY_S
 
 
-def test_while_a_fill_goes_on_a_running_stream_waits_for_little_of_it_at_a_time() -> None:
+def test_what_takes_no_longer_than_a_burst_is_mounted_in_one_gap() -> None:
     machine = Machine(copy=COPY_S)
-    states = machine.hold(0, CELLS)
+    states = machine.hold(0, 512)
     machine.decoding(1)
-    begin = machine.clock.now
-    machine.fill(2, CELLS, 0, states[CELLS])
+    begin, steps = machine.clock.now, machine.runner.counts["step"]
+    machine.fill(2, 512, 0, states[512])
     while not machine.answers("fill"):
         machine.step()
     assert machine.answers("fill") == [None]
-    gaps = machine.gaps(begin)
-    assert sum(gaps) > FILL_GAP_S
-    assert max(gaps) <= FILL_GAP_S + PIECE_S
+    assert machine.runner.counts["step"] <= steps + 1
+    assert max(machine.gaps(begin)) <= 512 * COPY_S < BURST_S
 
 
-def test_while_a_save_goes_on_a_running_stream_keeps_its_pace() -> None:
+LONG_S = 1.0  # so long takes a copy of all `CELLS`
+FINE = 1024  # pieces of it
+
+
+@pytest.fixture
+def fine_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_runner, "PIECES", FINE)
+
+
+@dataclass
+class Beside:
+    """A machine on which slot 1 decodes; slot 0 holds `CELLS`, and host memory too."""
+
+    copy: float = COPY_S
+    machine: Machine = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.machine = machine = Machine(copy=self.copy)
+        self.states = machine.hold(0, CELLS)
+        self.park()
+        machine.rest()
+        (cells,) = machine.answers("save")
+        assert isinstance(cells, tuple)
+        self._cells = cells
+        machine.log.clear()
+        machine.decoding(1)
+        self.begin = machine.clock.now
+
+    def park(self) -> None:
+        self.machine.save(0, (0, CELLS // 2), (CELLS // 2, CELLS))
+
+    def mount(self) -> None:
+        self.machine.fill(2, CELLS, 0, self.states[CELLS])
+
+    def restore(self) -> None:
+        fill = Fill(1, 3, CELLS, self._cells, self.states[CELLS], self.machine.answer("fill"))
+        self.machine.loop.post(fill)
+
+    def until_answered(self, count: int = 1) -> None:
+        while len(self.machine.answers("fill") + self.machine.answers("save")) < count:
+            self.machine.step()
+
+    def gaps(self) -> list[float]:
+        return self.machine.gaps(self.begin)
+
+
+@pytest.mark.usefixtures("fine_pieces")
+@pytest.mark.parametrize("kinds", [("park",), ("mount",), ("restore",), ("restore", "mount", "park")])
+def test_copies_cost_a_running_stream_under_a_tenth_of_its_pace(kinds: tuple[str, ...]) -> None:
+    beside = Beside(LONG_S / CELLS)
+    machine = beside.machine
+    for kind in kinds:
+        getattr(beside, kind)()
+    beside.until_answered(len(kinds))
+    end = machine.clock.now
+    assert end - beside.begin > len(kinds) * (LONG_S / SHARE) / 2
+    steps = [at for at, call in machine.calls if call[0] == "step" and at >= beside.begin]
+    for first in steps:
+        if first + 2 <= end:
+            assert sum(first <= at < first + 2 for at in steps) >= 0.9 * 2 / machine.runner.costs.step
+    assert max(beside.gaps()) <= BURST_S + LONG_S / FINE
+
+
+@pytest.mark.usefixtures("fine_pieces")
+def test_what_nobody_waits_for_never_takes_more_than_its_share_of_a_step() -> None:
+    beside = Beside(LONG_S / CELLS)
+    beside.park()
+    beside.until_answered()
+    assert max(beside.gaps()) <= SHARE * 2 * beside.machine.runner.costs.step + LONG_S / FINE
+
+
+def test_a_piece_that_took_too_long_is_paid_back_before_the_next_one() -> None:
+    beside = Beside()
+    beside.mount()
+    beside.until_answered()
+    assert max(beside.gaps()) <= BURST_S + PIECE_S
+    assert sum(beside.gaps()) <= BURST_S + PIECE_S + SHARE * (beside.machine.clock.now - beside.begin)
+
+
+def test_no_copy_comes_between_a_chunk_and_the_step_after_it() -> None:
+    beside = Beside()
+    machine = beside.machine
+    machine.job(3, 640)
+    beside.mount()
+    beside.until_answered()
+    calls = machine.calls
+    chunks = [i for i, (at, call) in enumerate(calls) if call[:2] == ("read", 3)]
+    assert len(chunks) >= 2
+    for i in chunks:
+        (begun, _), (ended, after) = calls[i : i + 2]
+        assert after[0] == "step"
+        assert ended - begun == machine.runner.costs.of_chunk(0, 64)
+
+
+def pace_beside_a_read(snapshot_s: float) -> float:
+    """Tokens a second that a stream draws while a prompt is read whose every cut is kept."""
     machine = Machine(copy=COPY_S)
-    machine.hold(0, CELLS)
+    machine.runner.costs = replace(machine.runner.costs, snapshot=snapshot_s)
     machine.decoding(1)
-    begin = machine.clock.now
-    machine.save(0, (0, CELLS // 2), (CELLS // 2, CELLS))
-    while not machine.answers("save"):
+    begin, steps = machine.clock.now, machine.runner.counts["step"]
+    machine.job(2, 2048)
+    for position in range(64, 2048, 64):
+        machine.loop.post(SnapshotAt(2, 7, position))
+    while machine.runner.counts["snapshot"] < 30:
         machine.step()
-    gaps = machine.gaps(begin)
-    assert len(gaps) >= 2 * PIECES - 1
-    assert max(gaps) <= max(SAVE_SHARE * machine.runner.costs.step, PIECE_S / 2)
+    return (machine.runner.counts["step"] - steps) / (machine.clock.now - begin)
+
+
+def test_checkpoints_cost_a_running_stream_under_a_tenth_of_its_pace() -> None:
+    assert pace_beside_a_read(0.02) >= 0.9 * pace_beside_a_read(0.0)
 
 
 def test_a_slot_that_is_parked_and_filled_at_once_stops_no_running_stream() -> None:
@@ -159,7 +258,7 @@ def test_a_slot_that_is_parked_and_filled_at_once_stops_no_running_stream() -> N
     (cells,) = machine.answers("save")
     assert isinstance(cells, tuple)
     assert content(cells) == hash_of(keys(2, CELLS))
-    assert max(machine.gaps(begin)) <= FILL_GAP_S + 2 * PIECE_S
+    assert max(machine.gaps(begin)) <= BURST_S + 2 * PIECE_S
 
 
 def test_with_nothing_else_to_do_copies_run_to_their_end() -> None:
@@ -222,6 +321,8 @@ def test_an_error_of_the_device_answers_every_copy_after_it_was_told(operation: 
 
 class Breaking:
     """A copy that fails after so many pieces."""
+
+    ended = False
 
     def __init__(self, copy: FakeCopy, pieces: int) -> None:
         self._copy, self._pieces = copy, pieces

@@ -21,7 +21,7 @@ def read(runner: ModelRunner, slot: int, n: int) -> None:
 
 
 def snapshot(runner: ModelRunner, slot: int) -> Snapshot:
-    taken = runner.snapshot(slot)
+    taken = runner.snapshot(slot).snapshot
     assert taken is not None
     return taken
 
@@ -229,7 +229,7 @@ def test_a_state_that_is_not_finite_gives_no_snapshot() -> None:
     runner = fresh_runner(HYBRID)
     read(runner, 0, 8)
     runner.arenas.states(0)[1].view(-1)[5] = math.nan
-    assert runner.snapshot(0) is None
+    assert runner.snapshot(0).snapshot is None
 
 
 def test_an_empty_slot_has_nothing_to_snapshot_and_an_empty_digest() -> None:

@@ -71,7 +71,7 @@ class Desk:
 
     def run(self) -> None:
         while self.transfers:
-            self.transfers.advance(1.0, 1.0)
+            self.transfers.advance(1.0)
 
 
 @pytest.fixture(params=[True, False], ids=["hybrid", "attention"])
@@ -130,7 +130,7 @@ def test_s4_while_a_fill_is_on_its_way_the_slot_is_empty_and_so_it_stays_when_it
 ) -> None:
     desk.fill("fork", 1, 256, 0, desk.states[0][256])
     for _ in range(PIECES - 1):
-        desk.transfers.advance(0.0, 0.0)
+        desk.transfers.advance(0.0)
         assert desk.runner.length(1) == 0
     desk.transfers.fail(DeviceFailed("enough"))
     assert str(desk.answers["fork"]) == "enough"
@@ -187,7 +187,7 @@ def test_going_back_in_place_waits_only_for_copies_of_what_will_be_overwritten(d
 
 def test_of_two_fills_of_one_slot_both_are_answered_and_the_later_one_stands(desk: Desk) -> None:
     desk.fill("first", 2, 256, 0, desk.states[0][256])
-    desk.transfers.advance(0.0, 0.0)
+    desk.transfers.advance(0.0)
     desk.fill("second", 2, 128, 1, desk.states[1][128])
     desk.run()
     assert desk.answers["first"] is desk.answers["second"] is None
@@ -262,7 +262,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([0.0, 1e-3, 1.0]))
     def advance(self, seconds: float) -> None:
-        self.desk.transfers.advance(seconds, seconds)
+        self.desk.transfers.advance(seconds)
         self.now()
 
     @rule(slot=st.sampled_from([0, 1, 2, 3]), position=st.sampled_from([0, 128, 256]))

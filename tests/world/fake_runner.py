@@ -17,6 +17,7 @@ from typing import Literal
 
 import torch
 
+from regrow.gpu.copies import Taken
 from regrow.gpu.logprobs import scores_of
 from regrow.gpu.types import (
     CellSpec,
@@ -199,6 +200,11 @@ class FakeRunner:
         held.state, held.length, held.fed = _State(position, below), position, 0
         self._act("mount", slot, position, cost=self.costs.mount, tears=(held,))
 
+    def load_state(self, slot: int, state: Snapshot) -> Taken:
+        """Takes no time; what is wrong with the state is told by `mount`."""
+        self._at_rest("mount", slot)
+        return Taken(None)
+
     def copy_cells(self, source: int, slot: int, stop: int) -> "FakeCopy":
         held = self._slots[source]
         if stop > held.length:
@@ -260,7 +266,10 @@ class FakeRunner:
                 below = held.hashes[chunk.start : chunk.start + n]
                 return ReadResult(torch.stack([self._logits(hashed, None, drawn=0) for hashed in below]))
 
-    def snapshot(self, slot: int) -> Snapshot | None:
+    def snapshot(self, slot: int) -> Taken:
+        return Taken(self._snapshot(slot))
+
+    def _snapshot(self, slot: int) -> Snapshot | None:
         held = self._at_rest("snapshot", slot)
         self._settled("snapshot", slot)
         self._require(held.length > 0, f"snapshot of slot {slot}, which is empty")
@@ -429,6 +438,10 @@ class FakeCopy:
         self._runner, self._source, self._start, self._into = runner, source, start, into
         self._at = start
         source.copies.append(self)
+
+    @property
+    def ended(self) -> bool:
+        return self._at >= self.stop
 
     def advance(self, seconds: float) -> bool:
         while self._at < self.stop:

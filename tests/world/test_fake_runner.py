@@ -72,7 +72,7 @@ def test_every_key_changes_the_answer(runner: FakeRunner) -> None:
 
 def test_a_resume_gives_the_answer_of_reading_straight_through(runner: FakeRunner) -> None:
     read(runner, PROMPT, stop=10)
-    state = runner.snapshot(0)
+    state = runner.snapshot(0).snapshot
     read(runner, PROMPT, start=10)
     expected = answer(runner, PROMPT, 8)
     digest = runner.digest(0)
@@ -94,7 +94,7 @@ def test_a_digest_has_a_part_for_each_kind_and_changes_with_every_key() -> None:
 def test_a_snapshot_has_the_bytes_that_the_geometry_says() -> None:
     runner = FakeRunner()
     read(runner, PROMPT)
-    state = runner.snapshot(0)
+    state = runner.snapshot(0).snapshot
     assert state is not None
     assert state.position == 19
     assert state.nbytes == runner.geometry.bytes_per_checkpoint > 0
@@ -168,7 +168,7 @@ def test_costs_are_exact_and_passed_in_order() -> None:
     costs = Costs(read=1.0, token=0.25, depth=0.5, step=3.0, snapshot=7.0, mount=9.0)
     runner = FakeRunner(costs=costs, sleep=slept.append, note=noted.append)
     read(runner, PROMPT, stop=4)
-    state = runner.snapshot(0)
+    state = runner.snapshot(0).snapshot
     read(runner, PROMPT, start=4, stop=6)
     answer(runner, PROMPT, 1)
     runner.mount(0, 4, state)
@@ -200,7 +200,7 @@ def test_a_failed_call_leaves_a_slot_that_only_a_reset_makes_whole(operation: st
     runner.faults[operation, 1] = OSError("gone")  # type: ignore[index]
     with pytest.raises(OSError, match="gone"):
         read(runner, PROMPT, stop=4)
-        runner.mount(0, 4, runner.snapshot(0))
+        runner.mount(0, 4, runner.snapshot(0).snapshot)
         read(runner, PROMPT, start=4)
         answer(runner, PROMPT, 1)
     with pytest.raises(Misuse, match="failed call"):
@@ -228,7 +228,7 @@ def test_numbers_are_not_finite_from_the_chosen_cell_on_and_once(runner: FakeRun
         assert runner.step([Row(0, 50, length, GREEDY, counter)]).tokens == ((),)
         runner.commit(0, 1)
     runner.leave(0)
-    assert (runner.snapshot(0) is None) == runner.geometry.hybrid
+    assert (runner.snapshot(0).snapshot is None) == runner.geometry.hybrid
     runner.empty(0)
     read(runner, PROMPT)
     assert len(answer(runner, PROMPT, 4)) == 4
@@ -243,7 +243,7 @@ def test_a_read_that_is_not_finite_gives_such_logits(runner: FakeRunner) -> None
 
 def test_a_mount_that_the_slot_or_the_state_does_not_reach_is_refused(runner: FakeRunner) -> None:
     read(runner, PROMPT, stop=10)
-    state = runner.snapshot(0)
+    state = runner.snapshot(0).snapshot
     with pytest.raises(ValueError, match="holds 10 cells, not 11"):
         runner.mount(0, 11, state)
     if runner.geometry.hybrid:
@@ -264,7 +264,7 @@ def prepared() -> tuple[FakeRunner, Snapshot]:
     read(runner, PROMPT, stop=10)
     read(runner, PROMPT, slot=1, stop=5)
     runner.join(1)
-    state = runner.snapshot(0)
+    state = runner.snapshot(0).snapshot
     assert state is not None
     return runner, state
 
