@@ -1,9 +1,10 @@
 """Attention over slot arenas, registered with `transformers` under one name for attention and masks alike.
 
-Two forms. `attend_chunk` serves reading: one slot, a chunk of queries over the cells [0, start + n).
-`attend_row` serves decoding: one token of one row over exactly its own cells, an arena view. A step loops
-over its rows, since batched attention makes a row's bits depend on its number and on the longest row.
-Speed replacements take the place of these two functions.
+A query mostly sees one run of cells. Then, on the CPU, `gpu/fast/attention.py` does a chunk, or all rows of a
+step, in one call. Otherwise torch does it in two forms. `attend_chunk` serves reading: one slot, a chunk of
+queries over the cells [0, start + n). `attend_row` serves decoding: one token of one row over exactly its own
+cells, an arena view; a step loops over its rows, since batched attention makes a row's bits depend on its
+number and on the longest row.
 """
 
 import torch
@@ -12,6 +13,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from regrow.gpu.call import Decoding, marked
+from regrow.gpu.fast import attention as fast
 from regrow.gpu.fast.chosen import ChosenCells, attend_chosen
 from regrow.gpu.lazy_mask import LazyMask, lazy_mask
 
@@ -40,6 +42,9 @@ def attend_chunk(
     """
     n, cells = query.shape[2], key.shape[2]
     if isinstance(mask, LazyMask):
+        runs = mask.chunk_runs() if fast.serves(query, key, value) else None
+        if runs is not None:
+            return fast.attend(query, key, value, runs, scale)
         mask = None if mask.is_plain_causal() else mask.dense()
     if mask is None and n != cells:
         raise NotImplementedError("a chunk with a past came without a mask")
@@ -65,6 +70,9 @@ def attend_row(
 
     The heads that share a key head become its queries, so that no key is repeated.
     """
+    if mask is None and fast.serves(query, key, value):
+        every = torch.tensor([[[0]], [[key.shape[2]]]], dtype=torch.int32)
+        return fast.attend(query, key, value, every, scale)
     heads, kv_heads = query.shape[1], key.shape[1]
     grouped = (1, kv_heads, heads // kv_heads, -1)
     if mask is not None and mask.shape[1] != 1:
@@ -81,15 +89,19 @@ def _attend_rows(
     mask: torch.Tensor | None,
     scale: float | None,
 ) -> torch.Tensor:
-    out = query.new_zeros(*query.shape[:3], value.shape[3])  # idle rows stay zero
-    for i, length in enumerate(call.lengths):
+    lazy = mask if isinstance(mask, LazyMask) else None
+    starts = [0] * len(query) if lazy is None else lazy.row_starts(call.lengths)
+    left = list(range(len(query)))
+    if lazy is not None and fast.serves(query, key, value):
+        out = fast.attend(query, key, value, lazy.row_runs(call.lengths), scale)
+        left = [i for i in left if starts[i] is None]
+    else:
+        out = query.new_zeros(*query.shape[:3], value.shape[3])  # idle rows stay zero
+    for i in left:
+        length, start = call.lengths[i], starts[i]
         if length is None:
             continue
-        start: int | None = 0
-        row_mask = mask
-        if isinstance(mask, LazyMask):
-            start = mask.row_start(i, length)
-            row_mask = mask.dense() if start is None else None
+        row_mask = mask if lazy is None or start is None else None
         cells = slice(start or 0, length + 1)
         out[i] = attend_row(
             query[i : i + 1],

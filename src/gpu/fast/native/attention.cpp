@@ -1,0 +1,285 @@
+// Attention of queries that each see one run of cells: a chunk that is read, or one token of each row of a step.
+//
+// The softmax is taken on the way, in float32, over blocks of cells. The cells of few queries are split into pieces at
+// fixed positions, which are merged in their order, so that there is work for all threads; where they are split depends
+// on a row's own cells and nothing else.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "attention_plain.h"
+#include "attention_tiles.h"
+
+namespace regrow {
+namespace {
+
+constexpr int PIECE = 512;        // cells
+constexpr int SPLIT_ROWS = 256;   // more rows than these are enough work unsplit
+constexpr float NOTHING = -1e30f; // the largest score where there was none
+
+struct Strides {
+  std::ptrdiff_t batch, head, token;
+};
+
+struct Call {
+  const void *q, *k, *v;
+  void* out;
+  const std::int32_t *first, *end;  // [batch, n]; end 0: sees nothing
+  Strides q_at, k_at, v_at;
+  int batch, n, heads, kv_heads, dim, value_dim, cells;
+  float scale;
+
+  int groups() const { return heads / kv_heads; }
+  int rows() const { return n * groups(); }
+  int blocks() const { return (rows() + ROWS - 1) / ROWS; }
+
+  bool served() const {
+    for (std::ptrdiff_t i = 0; i < std::ptrdiff_t(batch) * n; i++) {
+      if (first[i] < 0 || end[i] > cells) return false;
+    }
+    return dim <= MAX_DIM && value_dim <= MAX_DIM && heads % kv_heads == 0;
+  }
+};
+
+// A block of rows: queries of one key head, tokens first.
+struct Rows {
+  int batch, head, block, count, lo, hi, first_piece, pieces;
+
+  Rows(const Call& call, int index) {
+    head = index % call.kv_heads;
+    block = call.blocks() - 1 - index / call.kv_heads % call.blocks();  // those that see most come first
+    batch = index / call.kv_heads / call.blocks();
+    count = std::min(ROWS, call.rows() - block * ROWS);
+    lo = INT32_MAX, hi = 0;
+    for (int i = token(call, 0); i <= token(call, count - 1); i++) {
+      const int at = batch * call.n + i;
+      if (call.end[at] > 0) lo = std::min(lo, int(call.first[at])), hi = std::max(hi, int(call.end[at]));
+    }
+    lo = std::min(lo, hi);
+    first_piece = call.rows() > SPLIT_ROWS ? 0 : lo / PIECE;
+    pieces = hi <= lo ? 0 : call.rows() > SPLIT_ROWS ? 1 : (hi - 1) / PIECE + 1 - first_piece;
+  }
+
+  int token(const Call& call, int row) const { return (block * ROWS + row) / call.groups(); }
+  // The place of a row among [batch, n, heads].
+  std::ptrdiff_t place(const Call& call, int row) const {
+    const int group = (block * ROWS + row) % call.groups();
+    return (std::ptrdiff_t(batch) * call.n + token(call, row)) * call.heads + head * call.groups() + group;
+  }
+};
+
+inline void put(bf16* y, float v) { *y = to_bf16(v); }
+inline void put(float* y, float v) { *y = v; }
+
+template <class Form>
+class Attention {
+  using T = typename Form::Element;
+
+ public:
+  // Attends over the cells [lo, hi) and leaves sums in the form, largest scores and sums of weights here.
+  template <int TILES>
+  void attend(const Call& call, const Rows& rows, int lo, int hi) {
+    constexpr int WIDTH = TILES * LANES;
+    begin(call, rows);
+    const T* k = static_cast<const T*>(call.k) + rows.batch * call.k_at.batch + rows.head * call.k_at.head;
+    const T* v = static_cast<const T*>(call.v) + rows.batch * call.v_at.batch + rows.head * call.v_at.head;
+    const int parts = (rows.count + WIDTH - 1) / WIDTH;
+    for (int cell = lo; cell < hi; cell += BLOCK) {
+      const int cells = std::min(BLOCK, hi - cell);
+      form.take(k + cell * call.k_at.token, call.k_at.token, v + cell * call.v_at.token, call.v_at.token, cells);
+      for (int part = 0; part < parts; part++) {
+        const std::int32_t *first = first_ + part * WIDTH, *end = end_ + part * WIDTH;
+        const int count = std::min(WIDTH, rows.count - part * WIDTH);
+        if (*std::min_element(first, first + count) >= cell + cells || *std::max_element(end, end + count) <= cell) {
+          continue;
+        }
+        const bool all = *std::max_element(first, first + count) <= cell &&
+                         *std::min_element(end, end + count) >= cell + cells;
+        form.template scores<TILES>(part, scores_);
+        if (all) {
+          weigh<TILES, true>(part, cell, cells, call.scale);
+        } else {
+          weigh<TILES, false>(part, cell, cells, call.scale);
+        }
+        form.template add<TILES>(part, scores_);
+      }
+    }
+  }
+
+  // Writes the result of the rows, which `attend` has seen all cells of.
+  void finish(const Call& call, const Rows& rows) const {
+    for (int row = 0; row < rows.count; row++) {
+      T* out = static_cast<T*>(call.out) + rows.place(call, row) * call.value_dim;
+      const float one = sum_[row] == 0 ? 0 : 1 / sum_[row];
+      for (int d = 0; d < call.value_dim; d++) put(out + d, form.at(row, d) * one);
+    }
+  }
+
+  // Writes what the rows have of one piece: for each the largest score, the sum of weights, the sums.
+  void keep(const Call& call, const Rows& rows, float* piece) const {
+    for (int row = 0; row < rows.count; row++, piece += call.value_dim + 2) {
+      piece[0] = top_[row], piece[1] = sum_[row];
+      for (int d = 0; d < call.value_dim; d++) piece[2 + d] = form.at(row, d);
+    }
+  }
+
+  Form form;
+
+ private:
+  void begin(const Call& call, const Rows& rows) {
+    form.begin(call.dim, call.value_dim, rows.count);
+    std::fill_n(first_, ROWS, 0), std::fill_n(end_, ROWS, INT32_MAX);  // rows that are none see everything
+    std::fill_n(top_, ROWS, NOTHING), std::fill_n(sum_, ROWS, 0.0f);
+    for (int row = 0; row < rows.count; row++) {
+      const int token = rows.token(call, row), group = (rows.block * ROWS + row) % call.groups();
+      first_[row] = call.first[rows.batch * call.n + token], end_[row] = call.end[rows.batch * call.n + token];
+      form.set_query(row, static_cast<const T*>(call.q) + rows.batch * call.q_at.batch +
+                              (rows.head * call.groups() + group) * call.q_at.head + token * call.q_at.token);
+    }
+  }
+
+  // Turns scores into weights relative to the largest score so far, and what was summed before likewise.
+  template <int TILES, bool ALL>
+  void weigh(int part, int cell, int cells, float scale) {
+    constexpr int WIDTH = TILES * LANES;
+    const Lanes factor = fill(scale * 1.44269504f);
+    const int rows = part * WIDTH;
+    alignas(64) float change[WIDTH];
+    bool changed = false;
+    for (int t = 0; t < TILES; t++) {
+      float *s = scores_ + t * LANES, *top = top_ + rows + t * LANES, *sum = sum_ + rows + t * LANES;
+      const std::int32_t *first = first_ + rows + t * LANES, *end = end_ + rows + t * LANES;
+      const Lanes before = load(top);
+      Lanes most = before;
+      for (int c = 0; c < cells; c++) {
+        Lanes score = load(s + c * WIDTH);
+        if (!ALL) score = keep_within(score, cell + c, first, end, NOTHING);
+        most = larger(score, most);
+      }
+      store(top, most);
+      const Lanes less = multiply(multiply(most, factor), fill(-1));
+      const Lanes by = power_of_2(multiply(subtract(before, most), factor), EXACT);
+      store(change + t * LANES, by);
+      Lanes total = multiply(load(sum), by);
+      for (int c = 0; c < cells; c++) {
+        Lanes weight = power_of_2(multiply_add(load(s + c * WIDTH), factor, less), Form::POWERS);
+        if (!ALL) weight = keep_within(weight, cell + c, first, end, 0);
+        total = add(total, weight);
+        store(s + c * WIDTH, weight);
+      }
+      store(sum, total);
+    }
+    std::fill(scores_ + cells * WIDTH, scores_ + round_up(cells, 32) * WIDTH, 0.0f);
+    for (float by : change) changed |= by != 1;
+    if (changed) form.template scale<TILES>(part, change);
+  }
+
+  alignas(64) float scores_[BLOCK * 2 * LANES];
+  alignas(64) float top_[ROWS], sum_[ROWS];
+  alignas(64) std::int32_t first_[ROWS], end_[ROWS];
+};
+
+// Merges the pieces of each row in their order.
+template <class T>
+void merge(const Call& call, const Rows& rows, const float* kept, std::ptrdiff_t piece) {
+  const int size = call.value_dim + 2;
+  float total[MAX_DIM];
+  for (int row = 0; row < rows.count; row++, kept += size) {
+    float top = NOTHING, sum = 0;
+    for (int p = 0; p < rows.pieces; p++) top = std::max(top, kept[p * piece]);
+    std::fill_n(total, call.value_dim, 0.0f);
+    for (int p = 0; p < rows.pieces; p++) {
+      const float* one = kept + p * piece;
+      const float weight = std::exp2((one[0] - top) * (call.scale * 1.44269504f));
+      sum += one[1] * weight;
+      for (int d = 0; d < call.value_dim; d++) total[d] += one[2 + d] * weight;
+    }
+    T* out = static_cast<T*>(call.out) + rows.place(call, row) * call.value_dim;
+    const float one = sum == 0 ? 0 : 1 / sum;
+    for (int d = 0; d < call.value_dim; d++) put(out + d, total[d] * one);
+  }
+}
+
+template <class Form>
+void run(const Call& call) {
+  using T = typename Form::Element;
+  static thread_local std::vector<float> scratch;
+  const int blocks = call.batch * call.blocks() * call.kv_heads;
+  int most = 1;  // pieces of any block
+  std::int64_t work = 0;
+  for (int i = 0; i < blocks; i++) {
+    const Rows rows(call, i);
+    most = std::max(most, rows.pieces);
+    work += rows.hi - rows.lo;
+  }
+  const std::ptrdiff_t piece = std::ptrdiff_t(ROWS) * (call.value_dim + 2);
+  if (most > 1 && scratch.size() < std::size_t(blocks * most * piece)) scratch.resize(blocks * most * piece);
+  float* kept = scratch.data();
+#pragma omp parallel if (work > PIECE)
+  {
+    static thread_local const auto mine = std::make_unique<Attention<Form>>();
+    mine->form.enter();
+#pragma omp for schedule(dynamic)
+    for (int item = 0; item < blocks * most; item++) {
+      const Rows rows(call, item / most);
+      const int p = item % most;
+      if (p >= std::max(rows.pieces, 1)) continue;
+      const bool whole = rows.pieces <= 1;
+      const int lo = whole ? rows.lo : std::max(rows.lo, (rows.first_piece + p) * PIECE);
+      const int hi = whole ? rows.hi : std::min(rows.hi, (rows.first_piece + p + 1) * PIECE);
+      if (rows.count <= LANES) {
+        mine->template attend<1>(call, rows, lo, hi);
+      } else {
+        mine->template attend<2>(call, rows, lo, hi);
+      }
+      if (whole) {
+        mine->finish(call, rows);
+      } else {
+        mine->keep(call, rows, kept + item * piece);
+      }
+    }
+    if (most > 1) {
+#pragma omp for schedule(dynamic)
+      for (int i = 0; i < blocks; i++) {
+        const Rows rows(call, i);
+        if (rows.pieces > 1) merge<T>(call, rows, kept + std::ptrdiff_t(i) * most * piece, piece);
+      }
+    }
+    mine->form.leave();
+  }
+}
+
+}  // namespace
+}  // namespace regrow
+
+// q [batch, heads, n, dim], k [batch, kv_heads, cells, dim], v [batch, kv_heads, cells, value_dim], bfloat16 or float32,
+// with strides in elements for batch, head and token or cell, dims side by side; runs int32 [2, batch, n]: query i sees
+// the cells [runs[0], runs[1]). shape: batch, n, heads, kv_heads, dim, value_dim, cells.
+// out [batch, n, heads, value_dim]. Returns 1 where it does nothing: runs leave the
+// cells, heads do not divide or are too large.
+REGROW_API int regrow_attention(const void* q, const void* k, const void* v, void* out, const std::int32_t* runs,
+                                const std::int64_t* strides, const std::int32_t* shape, float scale, int is_bf16) {
+  using namespace regrow;
+  Call call{};
+  call.q = q, call.k = k, call.v = v, call.out = out, call.scale = scale;
+  call.q_at = {strides[0], strides[1], strides[2]};
+  call.k_at = {strides[3], strides[4], strides[5]};
+  call.v_at = {strides[6], strides[7], strides[8]};
+  call.batch = shape[0], call.n = shape[1], call.heads = shape[2], call.kv_heads = shape[3];
+  call.dim = shape[4], call.value_dim = shape[5], call.cells = shape[6];
+  call.first = runs, call.end = runs + std::ptrdiff_t(call.batch) * call.n;
+  if (!call.served()) return 1;
+#ifdef REGROW_TILES
+  if (is_bf16 && tiles_allowed()) {
+    run<Tiles>(call);
+    return 0;
+  }
+#endif
+  if (is_bf16) {
+    run<Plain<bf16>>(call);
+  } else {
+    run<Plain<float>>(call);
+  }
+  return 0;
+}
