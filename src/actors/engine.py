@@ -356,6 +356,8 @@ class Engine:
             prefix = None if root is None else bytes.fromhex(root)
         except ValueError:
             raise BadRequest(f"{root!r} is not the id of a root", param="root") from None
+        if prefix is None:
+            self.tokenizer.forget()
         return await self.cache.ask(Forget(prefix), self.settings.ask_deadline_s)
 
     async def original(self, name: str) -> str | None:

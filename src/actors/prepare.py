@@ -114,7 +114,7 @@ class Preparer:
     def _keys(self, request: GenerateRequest, most: int) -> Keys:
         if request.messages:
             chat = request.messages, request.tools, request.template_options
-            return self.tokenizer.encode_chat(*chat, most)
+            return self.tokenizer.encode_chat(*chat, most, request.cache_salt)
         if isinstance(request.prompt, str):
             return self.tokenizer.encode(request.prompt, request.add_special_tokens, most)
         return self._known(request.prompt or (), "prompt")

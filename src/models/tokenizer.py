@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from regrow.errors import BadRequest, TooManyTokens
 from regrow.models.answer_reader import prompt_thinks, thinking_tags
 from regrow.models.detokenize import Detokenizer, Spelling
+from regrow.models.pieces import Pieces, joined
 from regrow.models.render import Renderer
 from regrow.models.template import LearnedMarks, Message, learn_marks
 from regrow.models.token_bytes import TokenBytes
@@ -53,6 +54,8 @@ class ChatTokenizer:
         self.eos_ids = frozenset([*own, *eos_ids])
         self.vocab_size: int = min(len(tokenizer), rows or len(tokenizer))
         self._learned = self._learn()
+        openings = {mark[0] for mark in self._learned.marks.begin.values() if mark}
+        self._pieces = Pieces(self._backend, openings)
 
     @property
     def has_template(self) -> bool:
@@ -106,10 +109,18 @@ class ChatTokenizer:
         tools: Sequence[Mapping[str, object]] = (),
         options: Mapping[str, object] | None = None,
         most: int | None = None,
+        salt: str | None = None,
     ) -> Keys:
         """Return the ids of a chat's prompt, int64 [n]; raises BadRequest naming the field, and TooManyTokens
-        where these are more than `most`."""
-        return self._keys(self.render(messages, tools, options), "messages", False, most)
+        where these are more than `most`. Messages that were met before, with the same `salt`, are known."""
+        found = self._pieces.encode(self.render(messages, tools, options), most, salt)
+        if isinstance(found, int):
+            raise TooManyTokens(found, most or 0, "messages")
+        return self._readable(joined(found), "messages")
+
+    def forget(self) -> None:
+        """Forget the messages that were met."""
+        self._pieces.forget()
 
     def decode(self, ids: Sequence[int] | Keys, skip_special_tokens: bool = True) -> str:
         """Return the text of ids, with or without that of special tokens."""
@@ -123,7 +134,9 @@ class ChatTokenizer:
         encoded = self._backend.encode_batch_fast([text], add_special_tokens=own_start)
         if most is not None and len(encoded[0]) > most:  # listing millions of them holds the lock for seconds
             raise TooManyTokens(len(encoded[0]), most, param)
-        keys = as_keys(encoded[0].ids)
+        return self._readable(as_keys(encoded[0].ids), param)
+
+    def _readable(self, keys: Keys, param: str) -> Keys:
         if len(keys) and keys.max() >= self.vocab_size:
             token = self._backend.id_to_token(int(keys.max()))
             raise BadRequest(f"the model cannot read the token {token}", param)

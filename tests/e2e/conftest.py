@@ -13,7 +13,7 @@ HYBRID = ("random:qwen3_5", "--parallel", "2", "--exact", "full", "--chunk", "64
 @pytest.fixture(scope="session")
 def demo() -> Iterator[Server]:
     """A model that talks, served as it is where nothing is asked for but a shorter context."""
-    with serving("demo", "--ctx", "4096") as server:
+    with serving("demo", "--ctx", "4096", "--chunk", "256") as server:
         yield server
 
 

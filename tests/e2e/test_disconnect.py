@@ -14,7 +14,7 @@ from tests.e2e.server import Server
 from tests.e2e.streams import streaming
 from tests.e2e.talk import Message, ask
 
-CHUNK = 256  # the default
+CHUNK = 256  # of the demo here
 WORDS = "one two three four five six seven eight nine ten eleven twelve "
 
 
