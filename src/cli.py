@@ -119,6 +119,7 @@ SERVE = {
         CACHE_DIR,
         _setting("cache-disk-gib", real(0, auto=True), "budget of that directory", "half of what is free"),
         _setting("verify", VERIFY, "reread = read again what was mounted, and compare"),
+        _setting("scrub-s", real(0), "seconds between checks of what lies in memory, while idle; 0 = none"),
         _setting("debug-digest", SWITCH, "tell with every answer a hash of all that its slot holds"),
         _setting(
             "repack-cold", SWITCH, "shorten old tool results of conversations that are not kept any more"

@@ -27,7 +27,8 @@ class EngineSettings:
     conversations and roots are kept across restarts, up to cache_disk_gib GiB; None keeps nothing. deadline:
     seconds that any request may take. ask_deadline_s bounds every ask between actors. save_after_s: how long
     a session is idle before it is written to disk (D5). hang_s: how long one chunk, step or copy may take
-    before the device is restarted; 0 is any time.
+    before the device is restarted; 0 is any time. scrub_s: how often what lies in memory is held against its
+    checksums while nothing is served; 0 is never.
     debug: check integrity after every step.
     """
 
@@ -59,6 +60,7 @@ class EngineSettings:
     save_after_s: float = 1.0
     drain_s: float = 30.0
     hang_s: float = 600.0
+    scrub_s: float = 300.0
     repack_cold: bool = False
     conversation_ttl: float = 600.0
     data_dir: Path | None = None

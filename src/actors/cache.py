@@ -44,6 +44,7 @@ from regrow.actors.messages import (
 from regrow.actors.parking import Parking
 from regrow.actors.restoring import Restoring
 from regrow.actors.runtime import Down
+from regrow.actors.scrub import Checksums, NextCopy, Scrub
 from regrow.actors.shelf import Shelf
 from regrow.policy.directory import HolderId
 
@@ -82,6 +83,7 @@ class CacheActor:
         self._restoring = Restoring(
             self._shelf, self._parking, bytes_per_state, lambda read: tell("disk", read)
         )
+        self._scrub = Scrub(self._shelf)
         self._written_out: list[asyncio.Future[None]] = []
 
     async def started(self) -> None:
@@ -141,10 +143,15 @@ class CacheActor:
             case DropRoot(prefix):
                 shelf.drop_root(prefix)
             case Purge(prefixes):
-                parking.purge(prefixes)
-                self._forget_on_disk(PurgeRecords(prefixes))
+                self._purge(prefixes)
             case Forget(root):
                 return self._forget(root)
+            case NextCopy():
+                return self._scrub.next()
+            case Checksums():
+                changed = self._scrub.came(message)
+                if changed is not None:
+                    self._purge(frozenset({changed}))
             case Holds(prefixes):
                 return parking.may_hold(prefixes) or self._behind.may_hold(prefixes)
             case Down(name="engine"):
@@ -167,6 +174,10 @@ class CacheActor:
             case _:
                 raise TypeError(f"the cache does not know {type(message).__name__}")
         return None
+
+    def _purge(self, prefixes: frozenset[bytes]) -> None:
+        self._parking.purge(prefixes)
+        self._forget_on_disk(PurgeRecords(prefixes))
 
     def _forget(self, root: bytes | None) -> int:
         """Drop one root, or everything that is not in use; return how many things went."""
@@ -229,6 +240,7 @@ class CacheActor:
             ),
             evictions=dict(shelf.evictions),
             refusals=shelf.refusals,
+            changed=self._scrub.changed,
         )
 
     def check_integrity(self) -> None:

@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import operator
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
@@ -48,6 +49,7 @@ from regrow.actors.prepare import Preparer
 from regrow.actors.root import RootActor
 from regrow.actors.run import Run
 from regrow.actors.runtime import Actor, ActorRef, MailboxStats, System
+from regrow.actors.scrub import scrub
 from regrow.actors.served import ModelInfo, Served, load_served
 from regrow.actors.slot import SlotActor
 from regrow.actors.threads import DriverHandle, RealThreads, Threads
@@ -155,9 +157,12 @@ class Engine:
             async with System() as system:
                 engine = cls(settings, served, system, threads, book, tier)
                 drivers = engine._start()
+                idle = functools.partial(operator.not_, engine._requests)
+                scrubbing = asyncio.create_task(scrub(engine.cache, threads, idle, settings.scrub_s))
                 try:
                     yield engine
                 finally:
+                    scrubbing.cancel()
                     engine._closing = True
                     await engine._cut_off()
                     if tier is not None:

@@ -360,8 +360,8 @@ class ParkedReport:
 
 @dataclass(frozen=True, slots=True)
 class CacheReport:
-    """What the cache holds: bytes by kind, the budget, entries, evictions by kind and refusals so
-    far."""
+    """What the cache holds: bytes by kind, the budget, entries; evictions by kind, refusals and copies that
+    had changed in memory so far."""
 
     budget: int
     used: Mapping[Kind, int]
@@ -372,6 +372,7 @@ class CacheReport:
     parked: tuple[ParkedReport, ...]
     evictions: Mapping[str, int]
     refusals: int
+    changed: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from regrow.actors.shelf import Kept
 from regrow.gpu.types import CellSpec, Geometry, HostCells, Snapshot, StateSpec
 from regrow.policy.directory import CutHash, Holder, HolderId
 from regrow.policy.keys import Keys, Namespace
+from regrow.store.files import Bytes
 from regrow.store.record import Broken, RecordKind, Tensor, unpacked
 from regrow.store.records import NewRecord, PartKey, Stored
 
@@ -139,6 +140,11 @@ def snapshot_of(position: int, tensors: Sequence[Tensor], geometry: Geometry) ->
     return Snapshot(position, _checked(wanted, tensors))
 
 
+def bytes_of(tensor: torch.Tensor) -> Bytes:
+    """Return a tensor's bytes; a view of them where it is contiguous and in host memory."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
 def _cell_name(spec: CellSpec) -> str:
     return f"L{spec.layer}.{spec.name}"
 
@@ -148,8 +154,7 @@ def _state_name(spec: StateSpec) -> str:
 
 
 def _stored(name: str, tensor: torch.Tensor) -> Tensor:
-    data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return Tensor(name, DTYPES[tensor.dtype], tuple(tensor.shape), data)
+    return Tensor(name, DTYPES[tensor.dtype], tuple(tensor.shape), bytes_of(tensor))
 
 
 def _checked(

@@ -35,6 +35,7 @@ class Cache(Figures, frozen=True):
     used: dict[str, int] = {}
     evictions: dict[str, int] = {}
     refusals: int = 0
+    changed: int = 0
     parked: list[object] = []
 
 
@@ -125,6 +126,7 @@ def _cache(told: Status) -> Iterator[Metric]:
     yield _gauge("cache_entries", "System prompts and conversations that are kept", "kind", kept)
     yield _counter("evictions", "Entries that had to make room for others", "kind", cache.evictions)
     yield CounterMetricFamily("regrow_refusals", "Entries for which no room was made", cache.refusals)
+    yield CounterMetricFamily("regrow_changed_copies", "Copies that had changed in memory", cache.changed)
 
 
 def _device(told: Status) -> Iterator[Metric]:

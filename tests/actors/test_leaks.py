@@ -66,7 +66,7 @@ def test_no_request_leaves_anything_behind_however_it_ends() -> None:
         after = await live(ROUNDS)
         assert crowd.book.started > ROUNDS
         assert sum((after - before).values()) <= SLACK, after - before
-        assert len(asyncio.all_tasks()) == tasks
+        assert len(asyncio.all_tasks()) <= tasks
         assert len(house.world._threads) <= threads + 1  # the worker's, once it had work
 
     async def lived(world: VirtualLoop) -> None:

@@ -192,6 +192,10 @@ class House:
         await self.settled()
         return answer
 
+    def leaves(self, run: Run, after_s: float) -> None:
+        """Have the client of a run go away after a while."""
+        self.world.call_later(after_s, lambda: self.world.create_task(run.cancel()))
+
     async def until(self, run: Run, kind: type[Event], nth: int = 1) -> list[Event]:
         """Wait for the nth event of this kind; the events that came are returned, the others still come."""
         seen: list[Event] = []
@@ -294,7 +298,7 @@ async def house(
     """Open an engine that checks itself after every message. rests: at the end nothing may run. files: of the
     disk tier. prefixes: known from other houses."""
     runner = runner_in(world, slots=slots, context=context, hybrid=hybrid, costs=costs)
-    chosen = replace(EngineSettings(chunk=CHUNK, debug=True), **cast(Any, settings))
+    chosen = replace(EngineSettings(chunk=CHUNK, debug=True, scrub_s=0.0), **cast(Any, settings))
     async with engine_in(world, runner, chosen, exact=exact, budget=budget, files=files) as engine:
         opened = House(world, engine, prefixes)
         yield opened

@@ -1,6 +1,8 @@
-"""A copy in host memory that has changed (V2): the request that would go on from it fails with the parts that
-differ, all that shares it is dropped, and a retry reads afresh and is right."""
+"""A copy in host memory that has changed (V2): it is found while nothing is served, or the request that would
+go on from it fails with the parts that differ; all that shares it is dropped, and the next one reads afresh
+and is right."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import cast
@@ -65,3 +67,24 @@ async def test_v2_a_changed_copy_is_named_and_purged_and_the_retry_is_right(
         assert isinstance(end, Finished)
         assert end.reuse.reused == 0
         assert retry == (await ask(engine, NEXT, "off"))[0]
+
+
+@pytest.mark.parametrize("damage", [in_a_cell, in_a_state])
+async def test_a_changed_copy_is_found_while_nothing_is_served(damage: Callable[[CacheActor], None]) -> None:
+    settings = EngineSettings(
+        model="random:qwen3_5", dtype="float32", parallel=1, context=1024, chunk=64, scrub_s=0.01, debug=True
+    )
+    served = load_served(settings, lambda text, share: None)
+    async with Engine.open(settings, served=replace(served, budget=64 << 20)) as engine, asyncio.timeout(60):
+        await ask(engine, FIRST)
+        await ask(engine, OTHER)
+        cache = cast(CacheActor, engine.lives["cache"])
+        while len(cache._scrub._sums) < len(cache._shelf.states) + len(cache._shelf.spans):
+            await engine.cache_report()
+        damage(cache)
+        while not (await engine.cache_report())[0].changed:
+            pass
+        answer, end = await ask(engine, NEXT)
+        assert isinstance(end, Finished)
+        assert end.reuse.reused == 0
+        assert answer == (await ask(engine, NEXT, "off"))[0]

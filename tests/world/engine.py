@@ -45,7 +45,7 @@ def runner_in(
 async def engine_in(
     world: VirtualLoop,
     runner: FakeRunner,
-    settings: EngineSettings = EngineSettings(chunk=CHUNK, debug=True),  # noqa: B008  frozen
+    settings: EngineSettings = EngineSettings(chunk=CHUNK, debug=True, scrub_s=0.0),  # noqa: B008  frozen
     *,
     exact: Exactness = "full",
     budget: int = 1 << 20,
