@@ -53,7 +53,7 @@ class NativeProduct:
 
     @property
     def nbytes(self) -> int:
-        return int(self._kept.nbytes)
+        return self._kept.numel() * self._kept.element_size()
 
     def weight(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the weight as torch takes it, [outputs, inputs]; a packed one is made anew."""

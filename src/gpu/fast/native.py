@@ -5,6 +5,7 @@ off (REGROW_NATIVE=off); `state` says which.
 """
 
 import ctypes
+import hashlib
 import importlib.machinery
 import os
 from functools import cache
@@ -18,6 +19,7 @@ _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 _SIGNATURES: dict[str, list[Any]] = {
     "regrow_linear": [_POINTER] * 3 + [_INT] * 2,
     "regrow_unpack": [_POINTER] * 2 + [_INT],
+    "regrow_layer": [_POINTER] * 2,
     "regrow_quantize": [_POINTER] + [_INT] * 4 + [_POINTER] * 3,
     "regrow_tile": [_POINTER] * 3 + [_INT] * 3 + [_POINTER],
     "regrow_attention": [_POINTER] * 7 + [_FLOAT, _INT],
@@ -67,6 +69,13 @@ def needed() -> ctypes.CDLL:
     if loaded is None:
         raise RuntimeError(f"the native kernels are {why}")
     return loaded
+
+
+@cache
+def identity() -> str:
+    """Return a hash (hex) of the library that is used, "" where there is none: other kernels, other bits."""
+    loaded = library()
+    return "" if loaded is None else hashlib.sha256(Path(loaded._name).read_bytes()).hexdigest()
 
 
 def state() -> str:

@@ -1,0 +1,272 @@
+"""A decoder layer in one native call, for one token of each of a few rows.
+
+For layers of the common shape: norm, rotary attention with grouped queries (and norms of queries and keys),
+norm, gated SiLU MLP. A layer is taken for one if it has those parts, and if the call gives on random cells
+what the layer's own code gives, up to rounding; others, and all reading, stay with that code.
+"""
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from regrow.gpu.call import Decoding
+from regrow.gpu.fast import native
+from regrow.gpu.fast.linear import FEW, NativeProduct
+from regrow.gpu.lazy_mask import LazyMask
+from regrow.gpu.slot_cache import SlotCache
+
+_PAST = 9  # cells of the trial
+_TOLERANCE = {torch.bfloat16: 0.03, torch.float32: 1e-4}  # of what a layer adds to its input
+_PARTS = {
+    "input_layernorm",
+    "post_attention_layernorm",
+    *(f"self_attn.{name}_proj" for name in "qkvo"),
+    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+}
+_QUERY_NORM, _KEY_NORM = "self_attn.q_norm", "self_attn.k_norm"
+_Strides = ctypes.c_int64 * 3
+
+Kin = tuple[NativeProduct, tuple[str, ...]]  # a product, and the layers that share it, in order
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = (("weight", ctypes.c_void_p), ("epsilon", ctypes.c_float))
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, native.Product) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, _Norm) for name in ("before", "after", "query", "key")),
+        *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "dim", "rotary")),
+        ("scale", ctypes.c_float),
+    )
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("hidden", "out", "cos", "sin", "keys", "values")),
+        ("key_strides", _Strides),
+        ("value_strides", _Strides),
+        ("cells", ctypes.c_void_p),
+        ("runs", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("rows", "context", "is_bf16")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """The products of a layer's linear layers."""
+
+    qkv: NativeProduct
+    out: NativeProduct
+    gate_up: NativeProduct
+    down: NativeProduct
+
+
+class NativeLayer:
+    """What the native call of one layer is given. Raises AttributeError where `layer` lacks a part."""
+
+    def __init__(self, layer: nn.Module, products: Products, rotary: int) -> None:
+        attention: Any = layer.self_attn
+        dim = int(attention.head_dim)
+        self._kept: list[torch.Tensor] = []  # what the structure points to
+        self._products = products
+        outputs, heads = products.qkv.native.outputs, products.out.native.inputs // dim
+        self._layer = _Layer(
+            *(p.native for p in (products.qkv, products.out, products.gate_up, products.down)),
+            *(
+                self._norm(layer.get_submodule(name) if name in _submodules(layer) else None)
+                for name in ("input_layernorm", "post_attention_layernorm", _QUERY_NORM, _KEY_NORM)
+            ),
+            heads,
+            (outputs // dim - heads) // 2,
+            dim,
+            rotary,
+            float(attention.scaling),
+        )
+        self._library = native.needed()
+        self._step = _Step()
+        self._at = ctypes.addressof(self._layer), ctypes.addressof(self._step)
+
+    @property
+    def kv_heads(self) -> int:
+        return int(self._layer.kv_heads)
+
+    @property
+    def dim(self) -> int:
+        return int(self._layer.dim)
+
+    @property
+    def rotary(self) -> int:
+        return int(self._layer.rotary)
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        cells: torch.Tensor,
+        runs: torch.Tensor,
+    ) -> torch.Tensor:
+        """Hidden states [rows, 1, size], cos and sin [rows, 1, rotary], the rows' arenas [rows, kv_heads,
+        cells, dim]; cells int64 [rows]: where each row's own goes; runs int32 [2, rows, 1]: what it sees."""
+        hidden, cos, sin = hidden.contiguous(), cos.contiguous(), sin.contiguous()
+        out = torch.empty_like(hidden)
+        step = self._step
+        step.hidden, step.out = hidden.data_ptr(), out.data_ptr()
+        step.cos, step.sin = cos.data_ptr(), sin.data_ptr()
+        step.keys, step.values = keys.data_ptr(), values.data_ptr()
+        step.key_strides[:] = keys.stride()[:3]
+        step.value_strides[:] = values.stride()[:3]
+        step.cells, step.runs = cells.data_ptr(), runs.data_ptr()
+        step.rows, step.context = len(hidden), keys.shape[2]
+        step.is_bf16 = hidden.dtype == torch.bfloat16
+        refused = self._library.regrow_layer(*self._at)
+        assert not refused
+        return out
+
+    def _norm(self, module: nn.Module | None) -> _Norm:
+        if module is None:
+            return _Norm(None, 0.0)
+        weight = module.weight
+        assert isinstance(weight, torch.Tensor)
+        self._kept.append(weight.detach().float().contiguous())
+        epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", 0.0))
+        return _Norm(self._kept[-1].data_ptr(), float(epsilon))
+
+
+class StepOrStock:
+    """A layer's forward: the native call for decode steps, the model's own code for everything else."""
+
+    def __init__(self, stock: Any, layer: NativeLayer, index: int) -> None:
+        self._stock, self._layer = stock, layer
+        self._keys, self._values = (index, "k"), (index, "v")
+
+    def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        cache, mask = kwargs.get("cache"), kwargs.get("attention_mask")
+        if not isinstance(cache, SlotCache) or not isinstance(mask, LazyMask) or args:
+            return self._stock(hidden_states, *args, **kwargs)
+        call = cache.call
+        if not isinstance(call, Decoding) or len(hidden_states) > FEW:
+            return self._stock(hidden_states, **kwargs)
+        runs, starts = mask.row_runs(call.lengths), mask.row_starts(call.lengths)
+        if any(start is None and n is not None for start, n in zip(starts, call.lengths, strict=True)):
+            return self._stock(hidden_states, **kwargs)
+        cos, sin = kwargs["position_embeddings"]
+        keys, values = cache.arenas.cells[self._keys], cache.arenas.cells[self._values]
+        call.updates += 1
+        call.intact += 1
+        return self._layer(hidden_states, cos, sin, keys[call.rows], values[call.rows], call.cells, runs)
+
+
+def use_native_layers(model: PreTrainedModel, products: Mapping[str, Kin]) -> int:
+    """Let the layers of `model` that can run natively in decode steps do so; return how many.
+
+    products: those of the linear layers, by name.
+    """
+    found = 0
+    for name, (hidden, kwargs) in _inputs(model).items():
+        layer = model.get_submodule(name)
+        own = _products(name, products)
+        index = getattr(getattr(layer, "self_attn", None), "layer_idx", None)
+        embeddings = kwargs.get("position_embeddings")
+        if own is None or index is None or not isinstance(embeddings, tuple):
+            continue
+        cos, sin = (part[:, -1:] for part in embeddings)
+        fast = NativeLayer(layer, own, cos.shape[-1])
+        if fast.rotary <= fast.dim and _agree(layer, fast, hidden[:, -1:], cos, sin):
+            layer.forward = StepOrStock(layer.forward, fast, index)
+            found += 1
+    return found
+
+
+def _is_common(layer: nn.Module) -> bool:
+    parts = _submodules(layer) if hasattr(layer, "self_attn") else set()
+    return _PARTS <= parts <= {*_PARTS, _QUERY_NORM, _KEY_NORM}
+
+
+def _submodules(layer: nn.Module) -> set[str]:
+    """Return the names of the parts of a layer that have weights of their own or are products."""
+    return {
+        name
+        for name, part in layer.named_modules()
+        if name and not list(part.children()) and (list(part.parameters(False)) or name in _PARTS)
+    }
+
+
+def _inputs(model: PreTrainedModel) -> dict[str, tuple[torch.Tensor, dict[str, Any]]]:
+    """Return what the layers of the common shape are called with, by name, for a few tokens."""
+    seen: dict[str, tuple[torch.Tensor, dict[str, Any]]] = {}
+
+    def note(name: str) -> Any:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen[name] = args[0], kwargs
+
+        return hook
+
+    layers = {name: m for name, m in model.named_modules() if _is_common(m)}
+    hooks = [m.register_forward_pre_hook(note(name), with_kwargs=True) for name, m in layers.items()]
+    if hooks:
+        with torch.inference_mode():
+            model(input_ids=torch.arange(1, 4)[None], use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    return {name: call for name, call in seen.items() if isinstance(call[0], torch.Tensor)}
+
+
+def _products(name: str, products: Mapping[str, Kin]) -> Products | None:
+    groups = (
+        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        ("self_attn.o_proj",),
+        ("mlp.gate_proj", "mlp.up_proj"),
+        ("mlp.down_proj",),
+    )
+    found = []
+    for group in groups:
+        names = tuple(f"{name}.{part}" for part in group)
+        product, shared = products.get(names[0], (None, ()))
+        if product is None or shared != names:
+            return None
+        found.append(product)
+    return Products(*found)
+
+
+class _Past:
+    """A cache for a trial: what is stored goes behind given keys and values."""
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.keys, self.values = keys, values
+
+    def update(self, keys: torch.Tensor, values: torch.Tensor, *_: Any, **__: Any) -> tuple[Any, Any]:
+        self.keys, self.values = torch.cat([self.keys, keys], 2), torch.cat([self.values, values], 2)
+        return self.keys, self.values
+
+
+def _agree(
+    layer: nn.Module, fast: NativeLayer, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> bool:
+    """Whether the native layer gives and stores what the model's own code does."""
+    draw = torch.Generator().manual_seed(0)
+    shape = (1, fast.kv_heads, _PAST, fast.dim)
+    keys, values = (torch.randn(shape, generator=draw).to(hidden.dtype) for _ in range(2))
+    past = _Past(keys, values)
+    arenas = [torch.cat([cells, torch.zeros_like(cells[:, :, :1])], 2) for cells in (keys, values)]
+    runs = torch.tensor([[[0]], [[_PAST + 1]]], dtype=torch.int32)
+    with torch.inference_mode():
+        try:
+            wanted = layer(hidden, attention_mask=None, position_embeddings=(cos, sin), cache=past)
+        except (AttributeError, TypeError, ValueError, RuntimeError):
+            return False
+        found = fast(hidden, cos, sin, arenas[0], arenas[1], torch.tensor([_PAST]), runs)
+    if not isinstance(wanted, torch.Tensor) or wanted.shape != found.shape:
+        return False
+    pairs = ((found - hidden, wanted - hidden), (arenas[0], past.keys), (arenas[1], past.values))
+    most = _TOLERANCE[hidden.dtype]
+    return all(float((a - b).float().norm()) <= most * float(b.float().norm()) for a, b in pairs)
