@@ -1,6 +1,6 @@
 """A small actor runtime: bounded mailboxes, tell and ask, supervision with a restart limit.
 
-Every actor is one asyncio task that handles one message at a time from an anyio memory stream. A `tell` never
+Every actor is one asyncio task that handles one message at a time from its mailbox. A `tell` never
 waits; an `ask` waits for the reply, with a deadline. An actor that raises is replaced by a fresh one from its
 factory under the same reference; what its mailbox held is lost, asks in it fail with `ActorDown`, and its
 watchers are told `Down`. More than `restarts` crashes within `period_s` seconds stop the whole system.
@@ -11,17 +11,15 @@ The runtime knows nothing of models.
 import asyncio
 import contextlib
 import functools
-import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar, cast
 
-import anyio
 import structlog
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from regrow.actors.mailbox import Mailbox, MailboxClosed
 from regrow.errors import ActorDown, DeadlineExceeded, Overloaded, RegrowError
 
 log = structlog.get_logger(__name__)
@@ -83,8 +81,7 @@ class _Cell:
     factory: Callable[[], Actor]
     size: int
     watchers: tuple[str, ...]
-    send: MemoryObjectSendStream[_Envelope]
-    receive: MemoryObjectReceiveStream[_Envelope]
+    mail: Mailbox[_Envelope] = field(default_factory=Mailbox)
     task: asyncio.Task[None] | None = None
     epoch: int = 0
     crashes: deque[float] = field(default_factory=deque)
@@ -95,7 +92,7 @@ class _Cell:
 
     @property
     def waiting(self) -> int:
-        return self.receive.statistics().current_buffer_used
+        return len(self.mail)
 
 
 class ActorRef:
@@ -138,8 +135,8 @@ class ActorRef:
         if bounded and cell.waiting >= cell.size:
             raise Overloaded(f"the mailbox of {self.name} holds {cell.size} messages and is full")
         try:
-            cell.send.send_nowait(envelope)
-        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
+            cell.mail.put(envelope)
+        except MailboxClosed:
             raise ActorDown(f"{self.name} has stopped") from None
         cell.most_waiting = max(cell.most_waiting, cell.waiting)
 
@@ -172,8 +169,7 @@ class System:
         """Start an actor with a mailbox of `mailbox` messages at most; `watchers` are told of a crash."""
         if name in self._cells:
             raise ValueError(f"there is an actor {name} already")
-        send, receive = anyio.create_memory_object_stream[_Envelope](math.inf)
-        cell = _Cell(name, factory, mailbox, watchers, send, receive)
+        cell = _Cell(name, factory, mailbox, watchers)
         self._cells[name] = cell
         cell.task = self._loop.create_task(self._supervise(cell), name=name)
         return self.ref(name)
@@ -201,7 +197,7 @@ class System:
         """
         self._stopping = True
         for cell in reversed(self._cells.values()):
-            cell.send.close()
+            cell.mail.close()
             task = cell.task
             if task is not None and not task.done():
                 await asyncio.wait({task}, timeout=grace_s)
@@ -209,7 +205,6 @@ class System:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
             self._fail_waiting(cell, f"{cell.name} has stopped")
-            cell.receive.close()
         if not self.failed.done():
             self.failed.cancel()
 
@@ -232,7 +227,11 @@ class System:
     async def _live(self, cell: _Cell) -> None:
         actor = cell.factory()
         await actor.started()
-        async for envelope in cell.receive:
+        while True:
+            try:
+                envelope = await cell.mail.get()
+            except MailboxClosed:
+                return
             begin = self._loop.time()
             with self._answering(cell, envelope):
                 result = await actor.handle(envelope.message)
@@ -266,7 +265,7 @@ class System:
         while cell.crashes[0] < now - self.period_s:
             cell.crashes.popleft()
         if len(cell.crashes) > self.restarts:
-            cell.send.close()
+            cell.mail.close()
             if not self.failed.done():
                 times = f"{len(cell.crashes)} times within {self.period_s:g} s"
                 self.failed.set_result(f"{cell.name} crashed {times}; last: {reason}")
@@ -280,11 +279,9 @@ class System:
         for reply in cell.unanswered:
             if not reply.done():
                 reply.set_exception(ActorDown(reason))
-        with contextlib.suppress(anyio.WouldBlock, anyio.EndOfStream, anyio.ClosedResourceError):
-            while True:
-                envelope = cell.receive.receive_nowait()
-                if envelope.reply is not None and not envelope.reply.done():
-                    envelope.reply.set_exception(ActorDown(reason))
+        for envelope in cell.mail.take_all():
+            if envelope.reply is not None and not envelope.reply.done():
+                envelope.reply.set_exception(ActorDown(reason))
 
 
 def _answer(cell: _Cell, reply: asyncio.Future[object], result: object) -> None:

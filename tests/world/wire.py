@@ -28,7 +28,9 @@ ROUTES = {  # the routes that answer, and what the last event of a stream says w
 
 
 class _Transport(asyncio.Transport):
-    """The server's end of a connection that always has room."""
+    """The server's end of a connection. on_its_way: bytes that the client has not taken."""
+
+    on_its_way = 0
 
     def __init__(self, arrived: Callable[[bytes], None], closed: Callable[[], None]) -> None:
         super().__init__()
@@ -38,6 +40,9 @@ class _Transport(asyncio.Transport):
 
     def write(self, data: Any) -> None:
         self._arrived(bytes(data))
+
+    def get_write_buffer_size(self) -> int:
+        return self.on_its_way
 
     def is_closing(self) -> bool:
         return self._closing
@@ -84,6 +89,7 @@ class Call:
 
     def take_nothing(self) -> None:
         """The client stops reading, and what is on its way to it is already more than a connection holds."""
+        self._transport.on_its_way = 1 << 20
         self._protocol.pause_writing()
 
     async def end(self) -> "Call":
