@@ -31,6 +31,7 @@ from replay import Turn
 
 T = TypeVar("T")
 DEVICE = "device"
+CHUNK = 256
 PROMPT = Prepared(
     keys=np.empty(0, dtype=np.int64),
     plan=SimpleNamespace(),
@@ -162,7 +163,7 @@ class Alone:
                 thinking=None,
                 parallel_calls=False,
             ),
-            table=ChunkTable.uniform(settings.chunk),
+            table=ChunkTable.uniform(CHUNK),
             namespace=PROMPT.namespace,
             exact="cache",
             default_sampling=PROMPT.sampling,
@@ -180,7 +181,7 @@ class Alone:
 
     def begin(self, number: int, turn: Turn) -> int:
         """Serve a turn, for which a slot is free; return how many of its tokens were reused."""
-        finished(self.engine.engine.ask(Submit(self._prepared(turn)), 0.0))
+        self._submit(Submit(self._prepared(turn)))
         self._town.settle()
         job = self._jobs[number] = self._device.started
         positions = sorted({*job.snapshot_at, system_end(turn.plan), job.chunks[-1][1]})
@@ -198,6 +199,9 @@ class Alone:
         """Its answer is complete."""
         job = self._jobs.pop(number)
         self._tick(job, JobEnded(job.slot, job.epoch, "length", len(job.ids)))
+
+    def _submit(self, submit: Submit) -> None:
+        finished(self.engine.engine.ask(submit, 0.0))
 
     async def _wire(self) -> None:
         """Have the actors spawned, with a clock that stands still: nothing can be said of rates here."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 import harness
-from alone import Alone, Size
+from alone import CHUNK, Alone, Size
 from baselines import Baseline, Name
 from regrow.config import EngineSettings
 from replay import Begin, End, Turn, schedule, turns
@@ -120,7 +120,7 @@ def main() -> None:
         return
     size, settings = SIZES[opts.model], EngineSettings()
     count = mine.sample or (20 if opts.quick else 60)
-    traces = sample(mine.traces, mine.half, count, opts.seed, settings.chunk)
+    traces = sample(mine.traces, mine.half, count, opts.seed, CHUNK)
     gc.freeze()  # they are many, and stay
     each = weight(traces, size, settings.checkpoints)
     rows = []

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import structlog
 
 from regrow.actors.on_disk import OnDisk, ToSave
-from regrow.actors.parking import Conversation, Parkable, Range
-from regrow.actors.shelf import KEY_BYTES, Shelf, Span, State
+from regrow.actors.parking import Parkable, Range
+from regrow.actors.shelf import KEY_BYTES, Conversation, Shelf, Span, State
 from regrow.gpu.types import HostCells
 from regrow.policy.directory import CutHash, HolderId
 from regrow.policy.ledger import Kind

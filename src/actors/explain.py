@@ -7,7 +7,6 @@ from regrow.actors.messages import Prepared
 from regrow.actors.placement import Placement
 from regrow.models.tokenizer import ChatTokenizer
 from regrow.policy.explain import READ_FOR_LOGPROBS, Known, Miss, divergence_message, why
-from regrow.policy.keys import common_prefix
 from regrow.policy.request import Exactness
 
 SNIPPET = 60  # characters on each side
@@ -32,8 +31,8 @@ class Explainer:
         if prepared.prompt_logprobs is not None:
             return READ_FOR_LOGPROBS, None
         same = placement.known(prepared)
-        nearest = max(same, key=lambda k: common_prefix(prepared.keys, k.keys), default=None)
-        shared = 0 if nearest is None else common_prefix(prepared.keys, nearest.keys)
+        nearest = max(same, key=lambda known: known.shared, default=None)
+        shared = 0 if nearest is None else nearest.shared
         known = Known(
             prompts=bool(same),
             elsewhere=placement.holds_anything and prepared.cache_salt is None,

@@ -1,11 +1,11 @@
 """Parked conversations: whole conversations in host memory, as spans and states on the shelf (K1 to K4)."""
 
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 
-from regrow.actors.shelf import KEY_BYTES, Kept, Shelf, Span, SpanKey, State, States, Unit
+from regrow.actors.room import Decision
+from regrow.actors.shelf import KEY_BYTES, Conversation, Shelf, Span, SpanKey, Unit
 from regrow.gpu.types import HostCells
 from regrow.policy.directory import Holder, HolderId
 from regrow.policy.eviction import Evictable
@@ -36,27 +36,6 @@ class Loan:
     whole: bool
 
 
-@dataclass(slots=True)
-class Conversation:
-    """A parked conversation. whole: every span is filled, so it can be restored. hybrid: it can be resumed
-    where it has a running state, else at the end of each span."""
-
-    holder: Holder
-    namespace: Namespace
-    keys: Keys
-    spans: tuple[SpanKey, ...]
-    parked_at: float
-    used: int
-    hybrid: bool
-    uses: int = 0
-    whole: bool = False
-
-    @property
-    def told(self) -> Kept:
-        """What the engine is told of it."""
-        return Kept(self.holder, self.namespace, self.keys)
-
-
 @dataclass(frozen=True, slots=True)
 class _Copying:
     """A conversation whose cells are on their way: all its spans, which the copy uses, and the new ones."""
@@ -75,7 +54,7 @@ class Parking:
         self._copying: dict[HolderId, _Copying] = {}
         self._loans: dict[HolderId, list[tuple[Span, ...]]] = {}
         self._numbers = itertools.count((shelf.life << 32) + 1)  # never those of an earlier life
-        shelf.other_units = self._units
+        shelf.victims = self._victims
 
     def park(self, slot: HolderId, what: Parkable, at: float) -> tuple[HolderId, tuple[Range, ...]] | None:
         """Make room for a conversation whose cells are in `slot`, and name the ranges to be copied.
@@ -92,7 +71,7 @@ class Parking:
         there = [span for start, _, prefix in spans if (span := shelf.spans.get((start, prefix)))]
         own = [shelf.states[prefix] for prefix in what.states if prefix in shelf.states]
         for span in there:
-            span.holders.add(name)  # held, and fixed, before room is made
+            shelf.hold(span, name)  # held, and fixed, before room is made
         for state in own:
             state.pins += 1
         shelf.guarded.add(name)
@@ -161,7 +140,7 @@ class Parking:
             self._shelf.guarded.discard(name)
         if taker is not None and name in self.conversations:
             for span in spans:
-                span.holders.add(taker)
+                self._shelf.hold(span, taker)
             if name not in self._loans:
                 self.drop(name)
         self._release(spans)
@@ -232,16 +211,18 @@ class Parking:
                 tokens += stop - start
             if count == len(spans) or not what.states or prefix in what.states or shelf.lacks_cells(prefix):
                 sizes[count] = size + KEY_BYTES * stop, tokens
-        possible = [count for count, (size, _) in sizes.items() if size <= shelf.obtainable]
-        if not possible:
-            shelf.refusals += 1
-            return 0
-        size, tokens = sizes[possible[-1]]
-        if shelf.make_room(size, Evictable(size, tokens, used)):
-            return possible[-1]
-        fits = max((count for count, (size, _) in sizes.items() if size <= shelf.ledger.free), default=0)
+        size, tokens = sizes[len(spans)]
+        going = shelf.decide(size, Evictable(size, tokens, used))
+        obtainable = shelf.obtainable(going)
+        fits = max((count for count, (size, _) in sizes.items() if size <= obtainable), default=0)
         root = max((n for n, (_, _, prefix) in enumerate(spans, 1) if shelf.lacks_cells(prefix)), default=0)
-        return root if fits < root and shelf.make_room(sizes[root][0]) else fits  # T2
+        if fits < len(spans):
+            shelf.refusals += 1
+        if fits < root and shelf.make_room(sizes[root][0]):
+            return root  # T2
+        if fits:
+            shelf.evict(going, sizes[fits][0])
+        return fits
 
     def _take_in(
         self, slot: HolderId, name: HolderId, what: Parkable, parts: Sequence[Part], at: float
@@ -253,12 +234,13 @@ class Parking:
         for start, stop, prefix in parts:
             if (start, stop) in new:
                 lease = self._lease("parked", (stop - start) * self._bytes_per_token)
-                shelf.spans[start, prefix] = Span(lease, start, stop, prefix, holders={name})
+                span = shelf.spans[start, prefix] = Span(lease, start, stop, prefix)
+                shelf.hold(span, name)
         shelf.keys[name] = self._lease("keys", KEY_BYTES * length)
         cuts = tuple(cut for cut in what.holder.cuts if cut[0] <= length)
         own = [shelf.states[p] for _, p in cuts if p in what.states and p in shelf.states]
         for state in own:
-            state.holders.add(name)
+            shelf.hold(state, name)
         keys = tuple((start, prefix) for start, _, prefix in parts)
         spans = tuple(shelf.spans[key] for key in keys)
         for span in spans:
@@ -317,26 +299,8 @@ class Parking:
             if older not in self._shelf.guarded and other is not kept and mine.issuperset(other.holder.cuts)
         ]
 
-    def _units(self, states: States) -> Iterator[Unit]:
-        """What may go of each conversation: what lies above the last place but one to resume it at, or above
-        the last where that is of no use; all of it where there is no other. What a slot holds too saves
-        nothing."""
-        for name, kept in self.conversations.items():
-            if name in self._shelf.guarded:
-                continue
-            own = states.get(name, ())
-            spans = [self._shelf.spans[key] for key in kept.spans]
-            ends = [0, *([s.snapshot.position for s in own] if kept.hybrid else [s.stop for s in spans])]
-            length = kept.holder.length
-            below = ends[-2] if ends[-1] == length else ends[-1]
-            last = own[-1] if own else kept
-            here = isinstance(last, State) and any(holder.kind == "slot" for holder in last.holders)
-            saved = 0 if here or ends[-1] < length else length - below
-            size = sum(self._shelf.share(span) for span in spans if span.stop > below)
-            size += sum(self._shelf.share(state) for state in own if state.snapshot.position > below)
-            size += KEY_BYTES * (length - below)
-            worth = Evictable(size, saved, last.used, last.uses, "parked")
-            yield Unit(worth, partial(self._cut_back, name, below), frozenset({name}))
+    def _victims(self, size: int, worth: Evictable | None) -> Sequence[tuple[int, Unit]]:
+        return Decision(self._shelf, self.conversations, self._cut_back).victims(size, worth)
 
     def _cut_back(self, name: HolderId, position: int) -> None:
         """Keep only the spans of a conversation that end at or below `position`, and their states."""
@@ -346,7 +310,7 @@ class Parking:
             self.drop(name)
             return
         length = shelf.spans[spans[-1]].stop
-        shelf.let_go(name, [p for p, s in shelf.states.items() if s.snapshot.position > length])
+        shelf.let_go(name, [prefix for at, prefix in kept.holder.cuts if at > length])
         shelf.let_go_spans(name, length)
         shelf.ledger.release(shelf.keys[name])
         shelf.keys[name] = self._lease("keys", KEY_BYTES * length)

@@ -52,12 +52,14 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class KnownPrompt:
-    """A prompt that some holder has; live: the holder's own running state is at its end."""
+    """A prompt that some holder has. live: the holder's own running state is at its end. shared: how many
+    leading keys it has of the prompt that was asked about."""
 
     holder: Holder
     namespace: Namespace | None
     keys: Keys
     live: bool
+    shared: int
 
 
 @dataclass(slots=True)
@@ -229,23 +231,24 @@ class Placement:
     def known(self, prepared: Prepared) -> list[KnownPrompt]:
         """Return the prompts that are known in this one's namespace: those of the slots, and of the parked
         conversations that share its first cuts, the nearest ones at least."""
-        matched = {match.holder.id for match in self._directory.lookup(_cuts(prepared), self.exact)}
-        parked = (kept for name, kept in self._parked.items() if name in matched)
-        found = [
-            *(KnownPrompt(s.holder, s.namespace, s.keys, s.live) for s in self.sessions.values()),
-            *(KnownPrompt(k.holder, k.namespace, k.keys, live=False) for k in parked if k.keys is not None),
+        matched = {m.holder.id: m.known for m in self._directory.lookup(_cuts(prepared), self.exact)}
+        there = [(s.holder, s.namespace, s.keys, s.live) for s in self.sessions.values()]
+        parked = (self._parked[name] for name in matched if name in self._parked)
+        there += [(k.holder, k.namespace, k.keys, False) for k in parked if k.keys is not None]
+        return [
+            KnownPrompt(holder, space, keys, live, _shared(prepared, keys, matched.get(holder.id, 0)))
+            for holder, space, keys, live in there
+            if space == prepared.namespace and len(keys)
         ]
-        return [k for k in found if k.namespace == prepared.namespace and len(k.keys)]
 
     def usable(self, prepared: Prepared, known: KnownPrompt) -> int:
         """Return how many of the prompt's tokens the holder of a known prompt could give (R1)."""
         holder = known.holder
-        shared = common_prefix(prepared.keys, known.keys)
         states = (
             [p for p, key in holder.cuts if self._directory.has_state(holder, key)] if self.hybrid else None
         )
         live_end = holder.length if known.live and self.exact == "off" else None
-        return resume_point(prepared.plan, shared, holder.pure_length, states, self.exact, live_end)
+        return resume_point(prepared.plan, known.shared, holder.pure_length, states, self.exact, live_end)
 
     def _note(self, slot: int) -> None:
         """Bring the directory up to date with a slot's session and with what it was given to do."""
@@ -267,8 +270,10 @@ class Placement:
             session = self.sessions[int(holder.id.key)]
             if session.namespace != prepared.namespace:
                 continue
-            deeper = self.usable(prepared, KnownPrompt(holder, session.namespace, session.keys, session.live))
             match = found.get(holder.id, Match(holder, 0, 0, shared=False))
+            shared = _shared(prepared, session.keys, match.known)
+            known = KnownPrompt(holder, session.namespace, session.keys, session.live, shared)
+            deeper = self.usable(prepared, known)
             if deeper > match.position and not holder.busy:
                 found[holder.id] = replace(match, position=deeper, known=max(deeper, match.known))
         return tuple(found.values())
@@ -283,6 +288,11 @@ class Placement:
             self._branches.learn(dict(cuts)[point])
         learned = {position for position, key in cuts if key in self._branches}
         return tuple(sorted(learned.union(prepared.wanted)))
+
+
+def _shared(prepared: Prepared, keys: Keys, known: int) -> int:
+    """Return how many leading keys are those of the prompt; the first `known` are, by their hash."""
+    return known + common_prefix(prepared.keys[known:], keys[known:])
 
 
 def _cuts(prepared: Prepared) -> tuple[CutHash, ...]:

@@ -7,13 +7,12 @@ of holders: a slot, a parked conversation (`parking.py`), a root. What nobody ho
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from regrow.gpu.types import HostCells, Snapshot
 from regrow.policy.directory import Holder, HolderId
-from regrow.policy.eviction import ROOT_USES, Evictable, losses, value, yields
+from regrow.policy.eviction import Evictable
 from regrow.policy.keys import Keys, Namespace
 from regrow.policy.ledger import Kind, Ledger
 
@@ -27,14 +26,19 @@ def root_holder(prefix: bytes) -> HolderId:
 
 @dataclass(slots=True, eq=False)
 class State:
-    """A running state. uses: requests that went on from it."""
+    """A running state. prefix: the hash at its position. uses: requests that went on from it."""
 
+    prefix: bytes
     lease: int
     snapshot: Snapshot
     used: int
     uses: int = 0
     pins: int = 0
     holders: set[HolderId] = field(default_factory=set)
+
+    @property
+    def stop(self) -> int:
+        return self.snapshot.position
 
 
 @dataclass(slots=True, eq=False)
@@ -55,16 +59,15 @@ class Span:
         return self.start, self.prefix
 
 
-States = Mapping[HolderId, Sequence[State]]
+Thing = State | Span
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Something that can be evicted by itself, and whose it is: what else they have is worth more then."""
+    """Something that can be evicted by itself."""
 
     worth: Evictable
     evict: Callable[[], None]
-    of: frozenset[HolderId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,27 @@ class Kept:
     holder: Holder
     namespace: Namespace | None = None
     keys: Keys | None = None
+
+
+@dataclass(slots=True)
+class Conversation:
+    """A parked conversation. whole: every span is filled, so it can be restored. hybrid: it can be resumed
+    where it has a running state, else at the end of each span."""
+
+    holder: Holder
+    namespace: Namespace
+    keys: Keys
+    spans: tuple[SpanKey, ...]
+    parked_at: float
+    used: int
+    hybrid: bool
+    uses: int = 0
+    whole: bool = False
+
+    @property
+    def told(self) -> Kept:
+        """What the engine is told of it."""
+        return Kept(self.holder, self.namespace, self.keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +160,7 @@ class Shelf:
 
     keys: the leases of what a parked conversation holds beside states and spans. guarded: the conversations
     and roots that may not be evicted now. buffers: what the disk tier has leased.
-    other_units: what else may be evicted, beside what lies here, given the states of each holder, ascending.
+    victims: what goes for so many bytes, in order, each with the bytes that are free by then (`room.py`).
     life: of the actor that owns it. root_cells: a root may hold cells of its own; `roots_cells` says which.
     """
 
@@ -154,9 +178,10 @@ class Shelf:
         self.guarded: set[HolderId] = set()
         self.buffers: set[int] = set()
         self.leases: dict[int, HolderId] = {}  # reserved for a state that is not there yet
-        self.other_units: Callable[[States], Iterator[Unit]] = lambda states: iter(())
+        self.victims: Callable[[int, Evictable | None], Sequence[tuple[int, Unit]]] = lambda size, worth: ()
         self.evictions: Counter[str] = Counter()
         self.refusals = 0
+        self._held: dict[HolderId, dict[Thing, None]] = {}
         self._withdrawn: list[Span] = []
         self._orphaned_pins: Counter[bytes] = Counter()  # uses of states that are not there any more
         self.now = 0
@@ -178,7 +203,7 @@ class Shelf:
         will save on average, so that nothing that saves more has to make room for it."""
         state = self.states.get(prefix)
         if state is not None:
-            state.holders.add(holder)
+            self.hold(state, holder)
             state.used = self.stamp()
             return 0
         worth = None if saved is None else Evictable(size, saved, self.now)
@@ -198,11 +223,11 @@ class Shelf:
             self.ledger.release(lease)
         else:
             self.ledger.commit(lease)
-            self.states[prefix] = State(lease, snapshot, self.stamp())
+            self.states[prefix] = State(prefix, lease, snapshot, self.stamp())
             self.news.state_added(prefix)
             if prefix in self.roots:
-                self.states[prefix].holders.add(root_holder(prefix))
-        self.states[prefix].holders.add(holder)
+                self.hold(self.states[prefix], root_holder(prefix))
+        self.hold(self.states[prefix], holder)
         return True
 
     def give_back(self, leases: Iterable[int]) -> None:
@@ -226,36 +251,64 @@ class Shelf:
             self._orphaned_pins[prefix] -= 1
         elif prefix in self.states and self.states[prefix].pins:
             self.states[prefix].pins -= 1
-            self._sweep_state(prefix)
+            self._sweep_state(self.states[prefix])
+
+    def hold(self, thing: Thing, holder: HolderId) -> None:
+        thing.holders.add(holder)
+        self._held.setdefault(holder, {})[thing] = None
+
+    def held(self, holder: HolderId) -> tuple[Thing, ...]:
+        """Return the states and spans that a holder has."""
+        return tuple(self._held.get(holder, ()))
+
+    def lines(self) -> dict[HolderId, list[State]]:
+        """Return the states of each holder, ascending."""
+        return {
+            holder: sorted((t for t in things if isinstance(t, State)), key=lambda state: state.stop)
+            for holder, things in self._held.items()
+        }
 
     def let_go(self, holder: HolderId, prefixes: Iterable[bytes]) -> None:
         """`holder` needs these states no longer."""
         for prefix in prefixes:
             if prefix in self.states:
-                self.states[prefix].holders.discard(holder)
-                self._sweep_state(prefix)
+                self._release(self.states[prefix], holder)
 
     def let_go_spans(self, holder: HolderId, above: int = 0) -> None:
         """`holder` needs no span that ends above `above` any longer."""
-        for span in list(self.spans.values()):
-            if holder in span.holders and span.stop > above:
-                span.holders.discard(holder)
-                self.sweep_span(span)
+        for thing in self.held(holder):
+            if isinstance(thing, Span) and thing.stop > above:
+                self._release(thing, holder)
 
     def forget_holder(self, holder: HolderId) -> None:
         """What only `holder` needs goes, with the leases it has not filled."""
         self.give_back([lease for lease, owner in self.leases.items() if owner == holder])
-        self.let_go(holder, [p for p, state in self.states.items() if holder in state.holders])
-        self.let_go_spans(holder)
+        for thing in self.held(holder):
+            self._release(thing, holder)
         if holder in self.keys:
             self.ledger.release(self.keys.pop(holder))
+
+    def _release(self, thing: Thing, holder: HolderId) -> None:
+        """`holder` needs this no longer; what nobody holds or uses goes."""
+        self._unhold(thing, holder)
+        if isinstance(thing, State):
+            self._sweep_state(thing)
+        else:
+            self.sweep_span(thing)
+
+    def _unhold(self, thing: Thing, holder: HolderId) -> None:
+        thing.holders.discard(holder)
+        things = self._held.get(holder, {})
+        things.pop(thing, None)
+        if not things:
+            self._held.pop(holder, None)
 
     def add_root(self, prefix: bytes, position: int) -> None:
         """A root is kept from now on, with its state; again where it is used."""
         self.roots[prefix] = position
         self.roots_used[prefix] = self.stamp()
         if prefix in self.states:
-            self.states[prefix].holders.add(root_holder(prefix))
+            self.hold(self.states[prefix], root_holder(prefix))
 
     def drop_root(self, prefix: bytes) -> None:
         if self.roots.pop(prefix, None) is not None:
@@ -278,7 +331,7 @@ class Shelf:
         """Let a root hold its cells, contiguous `spans`, so that it outlives its holders (T2)."""
         self.roots_cells[prefix] = tuple(spans)
         for key in spans:
-            self.spans[key].holders.add(root_holder(prefix))
+            self.hold(self.spans[key], root_holder(prefix))
         self._tell_root(prefix)
 
     def evict_state(self, prefix: bytes) -> None:
@@ -288,7 +341,8 @@ class Shelf:
             self._orphaned_pins[prefix] += state.pins
         self.ledger.release(state.lease)
         self.news.state_removed(prefix)
-        for holder in state.holders:
+        for holder in tuple(state.holders):
+            self._unhold(state, holder)
             self.news.evicted(holder, prefix)
         self.drop_root(prefix)
 
@@ -315,9 +369,8 @@ class Shelf:
         """Let nobody find a span any more; its bytes count until its last use has ended."""
         if self.spans.get(span.key) is span:
             del self.spans[span.key]
-            span.holders.clear()
             self._withdrawn.append(span)
-            self.sweep_span(span)
+            self.drop_span(span)
 
     def forget_all(self) -> int:
         """Drop every root and every state that is not pinned; return how many."""
@@ -328,7 +381,7 @@ class Shelf:
             if prefix in self.states:
                 self.evict_state(prefix)
         for span in [s for s in self.spans.values() if _for_slots_only(s) and not s.pins]:
-            self._drop_span(span)
+            self.drop_span(span)
         return len(roots) + len(states)
 
     def bytes_by_kind(self) -> dict[Kind, int]:
@@ -351,39 +404,33 @@ class Shelf:
         else:
             self._withdrawn.remove(span)
 
-    @property
-    def obtainable(self) -> int:
-        """The bytes that are free or could be made so."""
-        return self.ledger.free + self._evictable_bytes()
-
     def make_room(self, size: int, worth: Evictable | None = None) -> bool:
         """Evict what is worth least until `size` bytes are free; nothing where that cannot be (B1, B2).
 
         worth: of what the room is for; nothing that is clearly worth more per byte has to go.
         """
-        if size > self.ledger.free and size <= self.obtainable:
-            while size > self.ledger.free and self._evict(size, worth):
-                pass
-        if size > self.ledger.free:
+        going = self.decide(size, worth)
+        if size > self.obtainable(going):
             self.refusals += 1
             return False
+        self.evict(going, size)
         return True
 
-    def _evict(self, size: int, worth: Evictable | None) -> bool:
-        """Evict in the order of value until `size` bytes are free, or what comes next is of a holder that
-        has lost something, so that its value has changed. Say whether anything went."""
-        evicted: set[HolderId] = set()
-        count = 0
-        for unit in sorted(self._units(), key=lambda unit: value(unit.worth, self.now)):
-            if size <= self.ledger.free or not evicted.isdisjoint(unit.of):
+    def decide(self, size: int, worth: Evictable | None) -> Sequence[tuple[int, Unit]]:
+        """Return what would go for `size` bytes to be free, in order; as much as may."""
+        return self.victims(size - self.ledger.free, worth) if size > self.ledger.free else ()
+
+    def obtainable(self, going: Sequence[tuple[int, Unit]]) -> int:
+        """Return the bytes that are free once this has gone."""
+        return self.ledger.free + (going[-1][0] if going else 0)
+
+    def evict(self, going: Sequence[tuple[int, Unit]], size: int) -> None:
+        """Let go of what was decided, until `size` bytes are free."""
+        for _, unit in going:
+            if size <= self.ledger.free:
                 break
-            if not yields(unit.worth, worth, self.now):
-                return False
             unit.evict()
-            evicted |= unit.of
-            count += 1
             self.evictions[unit.worth.kind] += 1
-        return count > 0
 
     def announce(self) -> None:
         """Have everything told anew, to an engine that knows nothing."""
@@ -413,84 +460,27 @@ class Shelf:
     def exclusive_bytes(self) -> Counter[HolderId]:
         """Return the bytes that would be free if a holder let go of everything."""
         exclusive = Counter({holder: self.ledger.size(lease) for holder, lease in self.keys.items()})
-        everything: list[State | Span] = [*self.states.values(), *self.spans.values()]
+        everything: list[Thing] = [*self.states.values(), *self.spans.values()]
         for kept in everything:
             if len(kept.holders) == 1 and not kept.pins:
                 exclusive[next(iter(kept.holders))] += self.ledger.size(kept.lease)
         return exclusive
 
-    def share(self, kept: "State | Span") -> float:
-        """Return the bytes of a state or span for each of its holders; 0 of what is in use."""
-        return 0.0 if kept.pins else self.ledger.size(kept.lease) / len(kept.holders)
-
-    def _fixed(self) -> set[HolderId]:
-        """Return who may not be evicted now: what is guarded, and roots whose state is in use (B2)."""
-        roots = {root_holder(p) for p in self.roots if p in self.states and self.states[p].pins}
-        return self.guarded | roots
-
-    def _evictable_bytes(self) -> int:
-        fixed = self._fixed()
-        leases = [s.lease for p, s in self.states.items() if not s.pins and root_holder(p) not in fixed]
-        leases += [s.lease for s in self.spans.values() if not s.pins and s.holders.isdisjoint(fixed)]
-        leases += [lease for holder, lease in self.keys.items() if holder not in fixed]
-        return sum(map(self.ledger.size, leases))
-
-    def _units(self) -> Iterator[Unit]:
-        """What may go: spans that only slots still hold, states, roots, and the rest. The last state of a
-        parked conversation goes with the cells that are of no use without it."""
-        fixed, lines = self._fixed(), self._lines()
-        for span in self.spans.values():
-            if _for_slots_only(span) and not span.pins:
-                yield Unit(
-                    Evictable(self.ledger.size(span.lease), 0, 0, 0, "cells"), partial(self._drop_span, span)
-                )
-        worth: dict[bytes, tuple[float, int]] = {}
-        for states in lines.values():
-            used = 0
-            costs = losses([state.snapshot.position for _, state in states])
-            for (prefix, state), loss in zip(reversed(states), reversed(costs), strict=True):
-                used = max(used, state.used)  # what goes on from above it goes on from it too
-                before = worth.get(prefix, (0.0, 0))
-                worth[prefix] = max(loss, before[0]), max(used, before[1])
-        last = {states[-1][0]: holder for holder, states in lines.items() if holder.kind == "parked"}
-        for prefix, state in self.states.items():
-            if state.pins or root_holder(prefix) in fixed or state.holders == {last.get(prefix)}:
-                continue
-            loss, used = worth[prefix]
-            unit = Evictable(self.ledger.size(state.lease), loss, used, state.uses, "checkpoint")
-            yield Unit(unit, partial(self.evict_state, prefix), frozenset(state.holders))
-        for prefix, position in self.roots.items():
-            name = root_holder(prefix)
-            if name not in fixed:
-                size = sum(self.share(self.spans[key]) for key in self.roots_cells.get(prefix, ()))
-                if prefix in self.states:
-                    size += self.share(self.states[prefix])
-                unit = Evictable(size, position, self.roots_used[prefix], ROOT_USES, "root")
-                yield Unit(unit, partial(self.evict_root, prefix), frozenset({name}))
-        yield from self.other_units({holder: [s for _, s in states] for holder, states in lines.items()})
-
-    def _lines(self) -> Mapping[HolderId, list[tuple[bytes, State]]]:
-        """Return the states of each holder with their prefixes, ascending."""
-        lines: dict[HolderId, list[tuple[bytes, State]]] = {}
-        for kept in sorted(self.states.items(), key=lambda kept: kept[1].snapshot.position):
-            for holder in kept[1].holders:
-                lines.setdefault(holder, []).append(kept)
-        return lines
-
     def _tell_root(self, prefix: bytes) -> None:
         position, name = self.roots[prefix], root_holder(prefix)
         self.news.kept(Kept(Holder(name, position, ((position, prefix),), position, position, self.stamp())))
 
-    def _drop_span(self, span: Span) -> None:
-        span.holders.clear()
+    def drop_span(self, span: Span) -> None:
+        """Drop a span although it is held, once its last use has ended."""
+        for holder in tuple(span.holders):
+            self._unhold(span, holder)
         self.sweep_span(span)
 
-    def _sweep_state(self, prefix: bytes) -> None:
-        state = self.states[prefix]
-        if not state.holders and not state.pins:
-            del self.states[prefix]
+    def _sweep_state(self, state: State) -> None:
+        if not state.holders and not state.pins and self.states.get(state.prefix) is state:
+            del self.states[state.prefix]
             self.ledger.release(state.lease)
-            self.news.state_removed(prefix)
+            self.news.state_removed(state.prefix)
 
 
 def _for_slots_only(span: Span) -> bool:

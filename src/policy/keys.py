@@ -23,10 +23,14 @@ def as_keys(ids: Sequence[int] | Keys) -> Keys:
 
 def common_prefix(a: Keys, b: Keys) -> int:
     """Return how many leading keys `a` and `b` share."""
-    n = min(len(a), len(b))
-    differ = a[:n] != b[:n]
-    first = int(differ.argmax()) if n else 0
-    return first if n and differ[first] else n
+    n, start, size = min(len(a), len(b)), 0, 1024
+    while start < n:  # piece by piece, since most differ early
+        differ = a[start : min(start + size, n)] != b[start : min(start + size, n)]
+        first = int(differ.argmax())
+        if differ[first]:
+            return start + first
+        start, size = start + len(differ), size * 4
+    return n
 
 
 @dataclass(frozen=True, slots=True)

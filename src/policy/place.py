@@ -139,6 +139,8 @@ def _forks(
             yield _in_place(match)
         else:
             holder, position = match.holder, match.position
-            states = sum(at <= position and key in holder.states for at, key in holder.cuts)
+            states = 0
+            if holder.states:
+                states = sum(at <= position and key in holder.states for at, key in holder.cuts)
             size = position * bytes_per_token + states * bytes_per_state
             yield Candidate(number, holder.id.kind, position, holder.id, size)

@@ -365,6 +365,18 @@ def test_b2_a_conversation_is_cut_back_to_where_it_has_a_state_and_not_elsewhere
     assert store.told.states == {CHAT.prefix(turns[-3])}
 
 
+def test_b2_a_conversation_with_a_state_inside_a_span_goes_with_that_span() -> None:
+    store = Store(budget=10 * size(CHAT))
+    name = store.keep(0, CHAT, edges=(), states=(ROOT, CHAT.length))
+    for _ in range(99):
+        store.shelf.pin(CHAT.prefix(ROOT))
+        store.shelf.unpin(CHAT.prefix(ROOT))
+    assert store.shelf.make_room(store.budget)
+    store.check()
+    assert name not in store.names
+    assert store.used == 0
+
+
 def test_b2_cells_that_have_lost_the_state_above_them_go_first() -> None:
     store = Store(budget=10 * size(CHAT))
     turns = [cut for cut, _ in CHAT.cuts]
@@ -408,6 +420,35 @@ def test_b2_what_is_worth_more_makes_no_room_for_what_is_parked() -> None:
     assert store.park(2, old, states=(ROOT, old.length)) is None
     store.check()
     assert store.names == {*kept}
+
+
+def test_b2_what_cannot_be_parked_has_evicted_nothing_that_is_worth_less_either() -> None:
+    small, old = Talk(3), Talk(2, (1, 2, 3))
+    store = Store(budget=2 * size(CHAT) + size(small) + STATE)
+    store.state(slot(2), old)
+    least = store.keep(3, small, edges=())
+    kept = [store.keep(number, Talk(number, (1, 2, 3)), edges=()) for number in (0, 1)]
+    for _ in range(9):
+        assert all(lent(store, name, Talk(n, (1, 2, 3)), ROOT) for n, name in enumerate(kept))
+    free = store.shelf.ledger.free
+    assert store.park(2, old, edges=(), states=(old.length,)) is None
+    store.check()
+    assert store.names == {least, *kept}
+    assert store.shelf.ledger.free == free
+    assert not store.shelf.evictions
+    assert store.shelf.refusals == 1
+
+
+def test_b2_what_goes_for_a_part_of_a_conversation_is_no_more_than_the_part_needs() -> None:
+    store = Store(budget=3 * size(CHAT))
+    names = [store.keep(number, Talk(number, (1, 2, 3)), edges=()) for number in (0, 1, 2)]
+    assert store.lend(names[2], CHAT.length)
+    longer = Talk(3, (1,) * 12)
+    granted = store.park(3, longer, edges=(ROOT, CHAT.length))
+    assert granted is not None
+    store.copied(granted[0])
+    store.check()
+    assert store.told.kept == {names[1]: CHAT.length, names[2]: CHAT.length, granted[0]: CHAT.length}
 
 
 def test_a_conversation_that_is_on_its_way_or_lent_is_not_evicted() -> None:

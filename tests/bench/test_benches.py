@@ -200,3 +200,45 @@ def test_load_nothing_is_lost_or_comes_twice_under_clients_of_every_kind(
     assert figures["requests"] >= 60
     assert (figures["errors"], figures["differing"], figures["threads more"]) == (0, 0, 0)
     assert min(figures[kind] for kind in ("answered", "cancelled", "left", "oversized")) > 0
+
+
+def test_scale_says_what_placing_deciding_and_keeping_a_conversation_cost(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scale = load("scale")
+    monkeypatch.setattr(scale, "KEYS", 4_000)
+    monkeypatch.setattr(scale, "QUICK", ((6, 1), (6, 3)))
+    monkeypatch.setattr(scale, "REPEATS", 2)
+    monkeypatch.setattr(scale, "TRACED", 2)
+    rows = run(scale, "scale", tmp_path, monkeypatch)
+    assert [row["slots"] for row in rows] == [1, 3]
+    for row in rows:
+        assert row["kept"] >= 6
+        assert all(row[kind] > 0 for kind in ("place turn", "place chat", "place new", "submit", "room"))
+        assert row["bytes / ledger"] > 1
+
+
+def test_serve_overhead_counts_every_token_and_tells_what_one_costs(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overhead = load("serve_overhead")
+    monkeypatch.setattr(overhead, "QUICK_TOKENS", 8)
+    monkeypatch.setattr(overhead.torch, "set_num_threads", lambda threads: None)
+    rows = run(overhead, "serve_overhead", tmp_path, monkeypatch, "--model", "random:llama")
+    assert [row["streams"] for row in rows] == list(overhead.STREAMS)
+    assert all(row["loop us/token"] > 0 for row in rows)
+
+
+def test_warm_a_resumed_request_reads_what_is_new(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warm = load("warm")
+    monkeypatch.setattr(warm, "ROOT", 400)
+    rows = run(warm, "warm", tmp_path, monkeypatch, "--model", "random:qwen3_5")
+    assert [(row["resumed"], row["messages"]) for row in rows] == [
+        (kind, met) for kind in ("turn", "chat") for met in ("not met", "met")
+    ]
+    for row in rows:
+        assert row["reused"] >= 400
+        assert row["read"] < 120
+        assert row["TTFT / device"] > 1
