@@ -8,19 +8,18 @@ model with as many streams.
 """
 
 import asyncio
-import json
 import statistics
-import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import torch
-from aiohttp import ClientSession, web
+from aiohttp import web
 
 import harness
 from asking import WORDS
+from follower import follow_elsewhere
 from regrow import Engine, EngineSettings
 from regrow.actors.served import Served
 from regrow.api.app import make_app, make_runner
@@ -37,7 +36,6 @@ from regrow.policy.plan import ChunkTable
 STREAMS = (1, 4)
 TOKENS, QUICK_TOKENS = 1024, 512
 STEP_S = 0.004  # what a step takes at least, so that it is no race
-FOLLOW = "--follow"
 
 
 class Reciting(ModelRunner):
@@ -93,37 +91,11 @@ async def serving(served: Served) -> AsyncIterator[str]:
 async def cost(url: str, device: Reciting, streams: int, tokens: int) -> tuple[float, float]:
     """Return the microseconds a token of the event loop's thread, and of the others but the device's."""
     loop_s, all_s, device_s = time.thread_time(), time.process_time(), device.device_s
-    client = await asyncio.create_subprocess_exec(
-        sys.executable, __file__, FOLLOW, url, str(streams), str(tokens), stdout=asyncio.subprocess.PIPE
-    )
-    out, _ = await client.communicate()
-    assert int(out) == streams * tokens, "a token is missing"
+    came = await follow_elsewhere(url, streams, tokens)
+    assert came == streams * tokens, f"{came} tokens came"
     loop_s = time.thread_time() - loop_s
     rest_s = time.process_time() - all_s - loop_s - (device.device_s - device_s)
     return loop_s / (streams * tokens) * 1e6, rest_s / (streams * tokens) * 1e6
-
-
-async def follow(url: str, streams: int, tokens: int) -> int:
-    """Read streams to their ends; return how many tokens they had."""
-    body = {
-        "messages": [{"role": "user", "content": "Tell."}],
-        "max_tokens": tokens,
-        "temperature": 0,
-        "stream": True,
-        "ignore_eos": True,
-        "stream_options": {"include_usage": True},
-    }
-
-    async def one(session: ClientSession, model: str) -> int:
-        async with session.post(f"{url}/v1/chat/completions", json={**body, "model": model}) as response:
-            response.raise_for_status()
-            *_, last, _done = filter(None, (await response.read()).split(b"\n\n"))
-            return int(json.loads(last.removeprefix(b"data: "))["usage"]["completion_tokens"])
-
-    async with ClientSession() as session:
-        async with session.get(f"{url}/v1/models") as response:
-            model = (await response.json())["data"][0]["id"]
-        return sum(await asyncio.gather(*(one(session, model) for _ in range(streams))))
 
 
 def steps(loaded: LoadedModel, streams: int) -> float:
@@ -170,10 +142,6 @@ async def measure(opts: harness.Options) -> list[dict[str, harness.Cell]]:
 
 
 def main() -> None:
-    if FOLLOW in sys.argv:
-        url, streams, tokens = sys.argv[-3:]
-        print(asyncio.run(follow(url, int(streams), int(tokens))))
-        return
     opts = harness.options("serve_overhead", __doc__ or "")
     rows = asyncio.run(measure(opts))
     harness.report("serve_overhead", opts, "What serving costs beside the model", rows)
