@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 
 from regrow.errors import DeviceFailed
-from regrow.gpu.logprobs import scores, scores_of
+from regrow.gpu.logprobs import prompt_scores, scores_of
 from regrow.gpu.outgoing import Outgoing
 from regrow.gpu.pace import DeviceCounters, Pace
 from regrow.gpu.transfers import Fill, Save, Transfers
@@ -361,7 +361,7 @@ class DeviceLoop:
         chunk = Chunk(job.slot, start, job.ids[start:stop], want_logits=want)
         self._pace.chunk_begins()
         result = self.runner.read(chunk, partial(self._pause, job.slot) if self._decoding() else None)
-        told = _prompt_scores(job, start, stop, result.logits)
+        told = prompt_scores(job.ids, start, stop, result.logits, job.prompt_logprobs)
         snapshot = self.runner.snapshot(job.slot) if stop in active.snapshot_at else None
         seconds = self._pace.chunk_ends(job.slot, stop - start)
         if told is None:
@@ -381,12 +381,15 @@ class DeviceLoop:
             self._join(active, int(job.ids[-1]), stop)
 
     def _pause(self, reading: int) -> None:
-        """Between two layers of a chunk: step the running rows where they cannot wait any longer."""
+        """Between two layers of a chunk: step the running rows where they cannot wait any longer. A layer is
+        a piece of work: a chunk with many steps in it does not hang."""
+        self._since = self._now()
         if not self._pace.layer_begins(reading):
             return
         while self._pace.schedule.owing and (decoding := self._decoding()):
             self._decode(decoding)
             self._tell()
+            self._since = self._now()
         self._pace.chunk_goes_on()
 
     def _row(self, active: _Active, token: int, length: int) -> Row:
@@ -484,16 +487,3 @@ def _slot_of(event: DeviceEvent) -> int | None:
 def _with_snapshot(event: DeviceEvent, snapshot: Snapshot | None) -> DeviceEvent:
     assert isinstance(event, ChunkRead | JobEnded)
     return replace(event, snapshot=snapshot)
-
-
-def _prompt_scores(job: Job, start: int, stop: int, logits: torch.Tensor | None) -> tuple[Scored, ...] | None:
-    """Return the scores that the chunk [start, stop) tells where they are asked for, else nothing: those of
-    the tokens after each of it, and the first one's of all, which has none. None where logits are not
-    finite."""
-    if job.prompt_logprobs is None:
-        return ()
-    assert logits is not None
-    if not bool(logits.isfinite().all()):
-        return None
-    first = (Scored(int(job.ids[0]), None),) if start == 0 else ()
-    return (*first, *scores(logits, job.ids[start + 1 : stop + 1].tolist(), job.prompt_logprobs))

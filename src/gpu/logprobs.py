@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from regrow.gpu.types import Row, Scored
+from regrow.policy.keys import Keys
 
 _ROWS = 4  # places worked at together; with more, their copies of a large vocabulary are slow to get
 
@@ -19,6 +20,21 @@ def scores_of(row: Row, token: int | None, logits: torch.Tensor) -> tuple[Scored
     the request did not ask."""
     wanted = row.sampling.logprobs
     return () if token is None or wanted is None else tuple(scores(logits[None], (token,), wanted))
+
+
+def prompt_scores(
+    ids: Keys, start: int, stop: int, logits: torch.Tensor | None, alternatives: int | None
+) -> tuple[Scored, ...] | None:
+    """Return the scores that the chunk [start, stop) of a prompt tells where they are asked for, else
+    nothing: those of the tokens after each of it, and the first one's of all, which has none. None where
+    `logits` [stop - start, vocab] are not finite."""
+    if alternatives is None:
+        return ()
+    assert logits is not None
+    if not bool(logits.isfinite().all()):
+        return None
+    first = (Scored(int(ids[0]), None),) if start == 0 else ()
+    return (*first, *scores(logits, ids[start + 1 : stop + 1].tolist(), alternatives))
 
 
 def scores(logits: torch.Tensor, tokens: Sequence[int], alternatives: int) -> Iterator[Scored]:

@@ -211,6 +211,17 @@ def test_a_row_is_stepped_between_the_layers_of_a_chunk_that_takes_longer_than_i
     assert [e.seconds for e in bench.events(1) if isinstance(e, ChunkRead)] == [1.0] * 4
 
 
+def test_a_chunk_that_lets_many_steps_in_between_does_not_pass_for_one_that_hangs() -> None:
+    bench = Bench(share=0.9, costs=SLOW, max_stall_s=0.6)
+    busy: list[float | None] = []
+    bench.runner._note = lambda what: busy.append(bench.loop.busy_s)
+    bench.start(0, 2, answer=2000)
+    bench.start(1, 4 * CHUNK + 1, answer=1)
+    bench.run()
+    assert bench.loop.counters.pauses >= 4
+    assert max(filter(None, busy)) <= 0.5
+
+
 def test_a_row_that_ends_between_the_layers_of_a_chunk_is_told_at_once() -> None:
     bench = Bench(costs=SLOW, max_stall_s=0.6)
     bench.start(0, 2, answer=3)
