@@ -188,8 +188,11 @@ async def load(
             await asyncio.gather(*(crowd.client(rng, left, limit, until) for rng in rngs))
 
         await live(clients, 0.0)  # every client once: what grows on first use has grown
-        threads, files, mib = held_by(pid)
-        await live(requests - clients, time.monotonic() + seconds)
+        threads, files, first_mib = held_by(pid)
+        resident = [first_mib]
+        for _ in range(2):
+            await live((requests - clients) // 2, time.monotonic() + seconds / 2)
+            resident.append(held_by(pid)[2])
         differing = await crowd.again(again, random.Random(seed))
         after = held_by(pid)
     first = sorted(a.arrivals[0] - a.asked_at for a in crowd.answers if a.arrivals)
@@ -210,7 +213,9 @@ async def load(
         "gap p99, s": quantile(gaps, 0.99),
         "threads more": after[0] - threads,
         "files more": after[1] - files,
-        "memory / before": after[2] / mib,
+        "MiB at first": resident[0],
+        "MiB half way": resident[1],
+        "MiB at the end": resident[2],
     }
 
 

@@ -14,7 +14,8 @@ EVERY_OPTION = """
 random:llama --ctx 512 --dtype bfloat16 --chat-template t.jinja --model-dir /m --served-model-name a,b
 --device cpu --threads 2 --parallel 3 --chunk 128 --max-stall-ms 50 --decode-share 0.25 --exact off
 --cache off --checkpoints 2 --checkpoint-every 64 --roots 1 --root-min 9 --cache-mib 77
---root-cells never --verify reread --debug-digest --repack-cold --conversation-ttl 60 --data-dir /d
+--root-cells never --verify reread --scrub-s 9 --debug-digest
+--repack-cold --conversation-ttl 60 --data-dir /d
 --api-key one,two --cors http://a.org,http://b.org
 --host ::1 --port 0 --queue 5 --keepalive-s 0.5 --drain-s 3
 """
@@ -70,6 +71,7 @@ def test_every_option_reaches_its_setting(settings) -> None:
         root_min=9,
         root_cells="never",
         verify=True,
+        scrub_s=9.0,
         debug_digest=True,
         repack_cold=True,
         conversation_ttl=60.0,
