@@ -78,7 +78,10 @@ def test_what_is_kept_can_be_forgotten_root_by_root_or_all_at_once() -> None:
             await house.engine.forget("no root")
         assert refused.value.param == "root"
         assert [r.prefix for r in (await house.engine.cache_report())[1]] == [roots[1].prefix]
+        pieces = house.engine.tokenizer._pieces
+        assert pieces._kept
         assert await house.engine.forget() > 0
+        assert not pieces._kept
         cache, roots, records = await house.engine.cache_report()
         assert (cache.states, cache.spans, cache.parked, roots, records) == (0, 0, (), (), ())
         assert (await house.ask(chat("hi"))).reused == 0
