@@ -80,16 +80,17 @@ class Tiles {
       std::copy_n(k + c * k_cell, count, to);
       std::fill(to + count, to + steps_ * 32, bf16(0));
     }
-    for (int c = 0; c < groups_ * GROUP; c += 2) {
-      const bf16* pair = v + c * v_cell;
-      for (int d = 0; d < width_; d += 32) {
-        const int dims = std::clamp(value_dim_ - d, 0, 32);
-        const __mmask32 some = dims == 32 ? ~__mmask32(0) : (__mmask32(1) << dims) - 1;
-        const __m512i a = c < cells ? _mm512_maskz_loadu_epi16(some, pair + d) : _mm512_setzero_si512();
-        const __m512i b = c + 1 < cells ? _mm512_maskz_loadu_epi16(some, pair + v_cell + d) : _mm512_setzero_si512();
-        bf16* to = values_ + (std::size_t(c / GROUP) * width_ / 16 + d / 16) * TILE + c % GROUP * 16;
-        _mm512_storeu_si512(to, _mm512_permutex2var_epi16(a, interleave(0), b));
-        _mm512_storeu_si512(to + TILE, _mm512_permutex2var_epi16(a, interleave(16), b));
+    const __m512i low = interleave(0), high = interleave(16);
+    for (int d = 0; d < width_; d += 32) {
+      const int dims = std::clamp(value_dim_ - d, 0, 32);
+      const __mmask32 some = dims == 32 ? ~__mmask32(0) : (__mmask32(1) << dims) - 1;
+      for (int c = 0; c < groups_ * GROUP; c += 2) {
+        const bf16* pair = v + c * v_cell + d;
+        const __m512i a = _mm512_maskz_loadu_epi16(c < cells ? some : 0, pair);
+        const __m512i b = _mm512_maskz_loadu_epi16(c + 1 < cells ? some : 0, pair + v_cell);
+        bf16* to = values_ + (std::size_t(c / GROUP) * width_ + d) / 16 * TILE + c % GROUP * 16;
+        _mm512_store_si512(to, _mm512_permutex2var_epi16(a, low, b));
+        _mm512_store_si512(to + TILE, _mm512_permutex2var_epi16(a, high, b));
       }
     }
   }
@@ -184,26 +185,20 @@ class Tiles {
   static constexpr int GROUP = 32;  // cells that a tile of weights has
   static constexpr int TILE = 512;  // elements
 
-  // Indices that put elements first.. of two vectors in turn.
+  // Indices that put 16 elements of two vectors in turn, from the first on.
   static __m512i interleave(int first) {
-    alignas(64) static const auto table = [] {
-      struct {
-        std::uint16_t at[2][32];
-      } t;
-      for (int half = 0; half < 2; half++) {
-        for (int i = 0; i < 32; i++) t.at[half][i] = std::uint16_t(16 * half + i / 2 + (i % 2 ? 32 : 0));
-      }
-      return t;
-    }();
-    return _mm512_load_si512(table.at[first / 16]);
+    const __m512i ascending = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i even = _mm512_add_epi32(ascending, _mm512_set1_epi32(first));
+    return _mm512_or_si512(even, _mm512_slli_epi32(_mm512_add_epi32(even, _mm512_set1_epi32(32)), 16));
   }
 
   // weights[32 cells][16 rows] (of `stride` floats) to out[16 rows][32 cells], rounded.
   static void turn(const float* weights, int stride, bf16* out) {
+    const __m512i halves = _mm512_sub_epi16(interleave(0), _mm512_set1_epi32(16 << 16));  // of one vector, in turn
     __m512i r[16], s[16];
     for (int i = 0; i < 16; i++) {  // a pair of cells for each row
       const __m512 even = _mm512_loadu_ps(weights + 2 * i * stride), odd = _mm512_loadu_ps(weights + (2 * i + 1) * stride);
-      r[i] = _mm512_permutexvar_epi16(interleave_halves(), (__m512i)_mm512_cvtne2ps_pbh(odd, even));
+      r[i] = _mm512_permutexvar_epi16(halves, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
     }
     for (int i = 0; i < 8; i++) {
       s[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
@@ -227,11 +222,6 @@ class Tiles {
       _mm512_storeu_si512(out + 32 * (4 + i), _mm512_shuffle_i32x4(s[4 + i], s[12 + i], 0x88));
       _mm512_storeu_si512(out + 32 * (12 + i), _mm512_shuffle_i32x4(s[4 + i], s[12 + i], 0xdd));
     }
-  }
-
-  // Indices that put the two halves of one vector in turn.
-  static __m512i interleave_halves() {
-    return _mm512_sub_epi16(interleave(0), _mm512_set1_epi32(16 << 16));
   }
 
   int dim_, steps_, value_dim_, width_, groups_, copied_;
