@@ -29,6 +29,7 @@ class Options:
     quick: bool
     out: Path
     llama_server: Path | None
+    gguf: tuple[Path, ...]
 
 
 def options(name: str, about: str, *, model: str = "demo") -> Options:
@@ -41,8 +42,10 @@ def options(name: str, about: str, *, model: str = "demo") -> Options:
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out")
     parser.add_argument("--llama-server", type=Path, help="a llama-server binary to measure beside")
+    parser.add_argument("--gguf", type=Path, action="append", default=[], help="weights for it")
     args = parser.parse_args()
-    return Options(args.model, args.exact, args.seed, args.quick, args.out, args.llama_server)
+    peer = args.llama_server, tuple(args.gguf)
+    return Options(args.model, args.exact, args.seed, args.quick, args.out, *peer)
 
 
 def report(name: str, opts: Options, title: str, rows: Sequence[Mapping[str, Cell]]) -> None:
