@@ -46,8 +46,8 @@ class RunsOn:
 class Served:
     """A model ready to be served: its runner, its tokenizer, the read plan's table, and its namespace.
 
-    budget: bytes of the cache ledger. runs_on: None where the runner is no model. stall: in words, whether
-    chunks take no longer than `--max-stall-ms`.
+    budget: bytes of the cache ledger, without what the copy lanes keep (B1). runs_on: None where the runner
+    is no model. stall: in words, whether chunks take no longer than `--max-stall-ms`.
     """
 
     name: str
@@ -132,7 +132,7 @@ def load_served(settings: EngineSettings, progress: Callable[[str, float | None]
         lambda geometry: _context(settings, loaded, geometry, device),
         exact,
     )
-    budget = _budget(settings)
+    budget = max(_budget(settings) - runner.lane_bytes, 0)
     identity = (loaded.fingerprint, str(loaded.module.dtype), arithmetic(device))
     chunks = _chunks(settings, loaded, runner, identity, device, progress)
     served = Served(

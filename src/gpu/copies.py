@@ -78,6 +78,8 @@ class Taken:
 class PieceLanes:
     """Copies between the steps; implements `Lanes`."""
 
+    held = 0
+
     def mount(self, pairs: Iterable[Pair]) -> PieceCopy:
         return PieceCopy(pairs)
 

@@ -17,7 +17,10 @@ from regrow.gpu.types import CellCopy, StateCopy
 
 
 class Lanes(Protocol):
-    """Pairs are (target, source) of equal shape [heads, cells, dim] and dtype."""
+    """Pairs are (target, source) of equal shape [heads, cells, dim] and dtype. held: bytes of host memory
+    that the lanes keep for themselves."""
+
+    held: int
 
     def mount(self, pairs: Iterable[Pair]) -> CellCopy:
         """Begin to copy on the device."""

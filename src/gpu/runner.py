@@ -85,6 +85,11 @@ class ModelRunner:
     def arenas(self) -> Arenas:
         return self._arenas
 
+    @property
+    def lane_bytes(self) -> int:
+        """Host memory that the copy lanes keep for themselves."""
+        return self._lanes.held
+
     def length(self, slot: int) -> int:
         return self._length[slot]
 

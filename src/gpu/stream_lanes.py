@@ -26,7 +26,7 @@ from regrow.gpu.streams import Event, Lane, Streams
 from regrow.gpu.types import Snapshot
 
 T = TypeVar("T")
-BUFFER_BYTES = 16 * 1024 * 1024
+BUFFER_BYTES = 16 * 1024 * 1024  # a power of two: torch page-locks nothing else
 ALIGNED = 16  # so that the kernel moves words of 16 bytes
 LOOK_S = 1e-3
 COPYING: tuple[Lane, ...] = ("mount", "park", "restore", "snapshot")
@@ -67,10 +67,8 @@ class StreamLanes:
         self, streams: Streams, workers: Mapping[Lane, Executor], buffer_bytes: int = BUFFER_BYTES
     ) -> None:
         self._streams, self._workers = streams, workers
-        pinned = streams.pinned(len(BUFFERED) * FLYING * buffer_bytes)
-        self.held = pinned.nbytes
-        rows = iter(pinned.view(-1, buffer_bytes))
-        self._buffers = {lane: [next(rows) for _ in range(FLYING)] for lane in BUFFERED}
+        self.held = len(BUFFERED) * FLYING * buffer_bytes
+        self._buffers = {lane: [streams.pinned(buffer_bytes) for _ in range(FLYING)] for lane in BUFFERED}
         self._packed = {lane: streams.scratch(lane, buffer_bytes) for lane in BUFFERED}
 
     def mount(self, pairs: Iterable[Pair]) -> LaneCopy[None]:

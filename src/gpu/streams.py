@@ -91,8 +91,8 @@ class CudaStreams:
                     target.copy_(source, non_blocking=True)
             else:
                 table = launch.table.pin_memory().to(self._device, non_blocking=True)
-                scalars = (np.int64(scalar) for scalar in launch.scalars)
-                self._kernel(self._streams[lane], launch.grid, BLOCK, (np.uint64(table.data_ptr()), *scalars))
+                arguments = tuple(np.int64(word) for word in (table.data_ptr(), *launch.scalars))
+                self._kernel(self._streams[lane], launch.grid, BLOCK, arguments)
 
     def move(self, lane: Lane, target: torch.Tensor, source: torch.Tensor) -> None:
         with torch.cuda.stream(self._streams[lane]):
@@ -120,6 +120,7 @@ def _kernel() -> Callable[[torch.cuda.Stream, int, int, tuple[Any, ...]], None] 
     except ImportError:
         return None
     raw = cupy.RawKernel(SOURCE.read_text(), NAME, options=("-std=c++17",))
+    raw.compile()  # now, not in the first copy beside running streams
 
     def launch(stream: torch.cuda.Stream, grid: int, block: int, arguments: tuple[Any, ...]) -> None:
         with cupy.cuda.Device(stream.device_index), cupy.cuda.ExternalStream(stream.cuda_stream):

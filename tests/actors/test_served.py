@@ -13,6 +13,7 @@ from regrow.actors.served import ModelInfo, RunsOn, Served, load_served
 from regrow.config import EngineSettings
 from regrow.errors import BadConfig, ModelRefused
 from regrow.gpu.memory import MIB
+from regrow.gpu.runner import ModelRunner
 from regrow.gpu.types import Runner
 from regrow.models.byte_tokenizer import byte_tokenizer
 from regrow.models.random_models import build_random
@@ -47,6 +48,12 @@ def test_a_model_without_running_state_needs_no_checkpoints_and_the_cache_can_be
     loaded, line = load(model="random:llama:tiny", cache=False)
     assert (line["kind"], line["checkpoints_fit"], line["cache"]) == ("attention only", "not needed", "off")
     assert loaded.budget == 0
+
+
+def test_b1_what_the_copy_lanes_keep_is_taken_off_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ModelRunner, "lane_bytes", MIB)
+    assert load(cache_mib=3)[0].budget == 2 * MIB
+    assert load(cache_mib=1)[0].budget == load(cache=False)[0].budget == 0
 
 
 def test_the_default_budget_is_a_part_of_the_memory() -> None:

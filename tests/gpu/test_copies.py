@@ -1,14 +1,17 @@
 """Copies of cells with real models: bit for bit, into a slot full of something else, from one that decodes.
 All arenas hold NaN first."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from regrow.gpu.copies import PieceCopy
+from regrow.gpu import copies
+from regrow.gpu.copies import TURN_S, PieceCopy, pieces
 from regrow.gpu.runner import ModelRunner
 from regrow.gpu.types import CellCopy, Chunk, HostCells, Snapshot
 from regrow.gpu.verify import differing_parts
@@ -33,11 +36,11 @@ def straight(runner: ModelRunner, slot: int) -> Answer:
 
 def finish(copy: CellCopy, between: Callable[[], object] = lambda: None) -> int:
     """Copy piece by piece; return how many there were."""
-    pieces = 1
+    count = 1
     while not copy.advance(0.0):
         between()
-        pieces += 1
-    return pieces
+        count += 1
+    return count
 
 
 def save(runner: ModelRunner, slot: int, *edges: int) -> list[HostCells]:
@@ -184,6 +187,43 @@ def test_a_slot_that_is_being_filled_is_empty_and_is_not_read_before_it_is_mount
     runner.read(Chunk(1, 100, IDS[100:]))
 
 
+def test_r4_a_state_that_is_loaded_is_there_once_it_is_mounted_and_not_before() -> None:
+    runner = fresh_runner(HYBRID)
+    wanted = straight(runner, 3)
+    states = read(runner, 0, IDS, PLAN)
+    finish(runner.copy_cells(0, 1, 100))
+    finish(runner.load_state(1, states[100]))
+    runner.filled(1, 100)
+    with pytest.raises(ValueError, match="lost its running state"):
+        runner.read(Chunk(1, 100, IDS[100:]))
+    assert resume(runner, 1, 100, states[100]).same_as(wanted)
+
+
+def test_r4_a_state_that_was_loaded_into_a_slot_is_forgotten_with_what_else_it_held() -> None:
+    runner = fresh_runner(HYBRID)
+    wanted = straight(runner, 3)
+    states = read(runner, 0, IDS, PLAN)
+    finish(runner.copy_cells(0, 1, 100))
+    finish(runner.load_state(1, states[100]))
+    runner.empty(1)
+    read(runner, 1, prompt(90, 3), plan_of(90))
+    finish(runner.copy_cells(0, 1, 100))
+    assert resume(runner, 1, 100, states[100]).same_as(wanted)
+
+
+def test_s5_a_state_of_another_model_is_not_loaded() -> None:
+    runner = fresh_runner(HYBRID)
+    states = read(runner, 0, IDS, PLAN)
+    before = runner.digest(0)
+    with pytest.raises(ValueError, match="of another model"):
+        runner.load_state(0, Snapshot(100, states[100].states[1:]))
+    assert runner.digest(0) == before
+    runner.join(0)
+    with pytest.raises(ValueError, match="is joined"):
+        runner.load_state(0, states[100])
+    runner.leave(0)
+
+
 def test_r4_filled_cells_are_not_used_without_their_running_state() -> None:
     runner = fresh_runner(HYBRID)
     states = read(runner, 0, IDS, PLAN)
@@ -237,6 +277,28 @@ def test_a_copy_goes_on_piece_by_piece_in_order() -> None:
     for n in (1, 2, 3):
         assert copy.advance(0.0) == (n == 3)
         assert copied(tensors) == [i < n for i in range(3)]
+
+
+def test_a_long_span_has_more_pieces_not_longer_ones() -> None:
+    target, source = torch.zeros(3, 1000, 8), torch.randn(3, 1000, 8)
+    cut = list(pieces([(target, source)], limit=1000))
+    assert max(piece.nbytes for piece, _ in cut) <= 1000
+    assert len(cut) == 100  # cells of 96 bytes
+    for piece, of in cut:
+        piece.copy_(of)
+    assert torch.equal(target, source)
+    assert len(list(pieces([(target, source)], limit=1))) == 1000, "a cell at least"
+
+
+def test_a_copy_with_all_the_time_pauses_now_and_then_to_look_for_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = itertools.count()
+    monkeypatch.setattr(copies, "time", SimpleNamespace(perf_counter=lambda: next(clock) * TURN_S / 2))
+    tensors = pairs(5)
+    copy = PieceCopy(tensors)
+    assert not copy.advance(math.inf)
+    assert copied(tensors) == [True, True, False, False, False]
 
 
 def test_a_copy_with_time_enough_is_done_at_once_and_one_of_nothing_too() -> None:

@@ -19,11 +19,10 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g
 def _library() -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "copy_spans.so"
-        sources = ["-include", HERE / "on_cpu.h", "-include", SOURCE, HERE / "on_cpu.cpp"]
-        checks = ["-fsanitize=alignment", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
-        subprocess.run(
-            ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", *checks, *sources, "-o", library], check=True
-        )
+        command = ["g++", "-std=c++17", "-O1", "-shared", "-fPIC", "-fsanitize=alignment"]
+        command += ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]
+        command += ["-include", f"{HERE / 'on_cpu.h'}", "-include", f"{SOURCE}", f"{HERE / 'on_cpu.cpp'}"]
+        subprocess.run([*command, "-o", f"{library}"], check=True)
         loaded = ctypes.CDLL(str(library))
     loaded.launch.restype = ctypes.c_longlong
     loaded.launch.argtypes = [ctypes.c_uint, ctypes.c_uint, ctypes.c_void_p, *[ctypes.c_longlong] * 3]

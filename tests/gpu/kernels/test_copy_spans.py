@@ -21,7 +21,16 @@ DTYPES = (torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.complex
 def test_the_kernel_compiles_for(architecture: str, tmp_path: Path) -> None:
     assert NVCC is not None
     cubin = tmp_path / "copy_spans.cubin"
-    command = [NVCC, "-cubin", f"-arch={architecture}", "-Werror", "all-warnings", SOURCE, "-o", cubin]
+    command = [
+        NVCC,
+        "-cubin",
+        f"-arch={architecture}",
+        "-Werror",
+        "all-warnings",
+        f"{SOURCE}",
+        "-o",
+        f"{cubin}",
+    ]
     subprocess.run(command, check=True, capture_output=True)
     assert b"copy_spans" in cubin.read_bytes()
 
