@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from regrow.gpu.call import Decoding
 from regrow.gpu.fast import native
-from regrow.gpu.fast.linear import FEW, NativeProduct
+from regrow.gpu.fast.linear import FEW, Kin, NativeProduct
 from regrow.gpu.lazy_mask import LazyMask
 from regrow.gpu.slot_cache import SlotCache
 
@@ -31,17 +31,11 @@ _PARTS = {
 _QUERY_NORM, _KEY_NORM = "self_attn.q_norm", "self_attn.k_norm"
 _Strides = ctypes.c_int64 * 3
 
-Kin = tuple[NativeProduct, tuple[str, ...]]  # a product, and the layers that share it, in order
-
-
-class _Norm(ctypes.Structure):
-    _fields_ = (("weight", ctypes.c_void_p), ("epsilon", ctypes.c_float))
-
 
 class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, native.Product) for name in ("qkv", "out", "gate_up", "down")),
-        *((name, _Norm) for name in ("before", "after", "query", "key")),
+        *((name, native.Norm) for name in ("before", "after", "query", "key")),
         *((name, ctypes.c_int32) for name in ("heads", "kv_heads", "dim", "rotary")),
         ("scale", ctypes.c_float),
     )
@@ -132,14 +126,14 @@ class NativeLayer:
         assert not refused
         return out
 
-    def _norm(self, module: nn.Module | None) -> _Norm:
+    def _norm(self, module: nn.Module | None) -> native.Norm:
         if module is None:
-            return _Norm(None, 0.0)
+            return native.Norm(None, 0.0, 1)
         weight = module.weight
         assert isinstance(weight, torch.Tensor)
         self._kept.append(weight.detach().float().contiguous())
         epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", 0.0))
-        return _Norm(self._kept[-1].data_ptr(), float(epsilon))
+        return native.Norm(self._kept[-1].data_ptr(), float(epsilon), 1)
 
 
 class StepOrStock:

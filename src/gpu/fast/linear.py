@@ -73,6 +73,9 @@ class NativeProduct:
         return y
 
 
+Kin = tuple[NativeProduct, tuple[str, ...]]  # a product, and the layers that share it, in order
+
+
 class TorchPackedProduct:
     """With a packed weight through torch's own kernels, where the native ones are missing; bfloat16 only.
 
@@ -93,7 +96,7 @@ class TorchPackedProduct:
 
     @property
     def nbytes(self) -> int:
-        return self._weight.nbytes + self._scale.nbytes
+        return sum(t.numel() * t.element_size() for t in (self._weight, self._scale))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         x = x.contiguous()

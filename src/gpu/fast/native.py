@@ -20,6 +20,8 @@ _SIGNATURES: dict[str, list[Any]] = {
     "regrow_linear": [_POINTER] * 3 + [_INT] * 2,
     "regrow_unpack": [_POINTER] * 2 + [_INT],
     "regrow_layer": [_POINTER] * 2,
+    "regrow_mlp": [_POINTER] * 4 + [_INT] * 2,
+    "regrow_norm": [_POINTER] * 3 + [ctypes.c_int64] + [_INT] * 2,
     "regrow_quantize": [_POINTER] + [_INT] * 4 + [_POINTER] * 3,
     "regrow_tile": [_POINTER] * 3 + [_INT] * 3 + [_POINTER],
     "regrow_attention": [_POINTER] * 7 + [_FLOAT, _INT],
@@ -36,6 +38,12 @@ class Product(ctypes.Structure):
         ("inputs", ctypes.c_int32),
         ("outputs", ctypes.c_int32),
     )
+
+
+class Norm(ctypes.Structure):
+    """A root mean square norm, as `native/norm.h` takes it."""
+
+    _fields_ = (("weight", _POINTER), ("epsilon", _FLOAT), ("rounds", ctypes.c_int32))
 
 
 @cache

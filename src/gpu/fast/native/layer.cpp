@@ -1,24 +1,19 @@
-// One decoder layer for one token of each of a few rows: norm, attention, norm, gated MLP.
+// One decoder layer for one token of each of a few rows: norm, attention, norm, gated MLP; and its norms and its MLP
+// alone, for layers of other shapes.
 //
 // A step through a layer is otherwise some eighty small operations, whose fixed costs are most of its time. Results are
 // rounded to the type of the hidden states where the operations they stand for would do so.
 #include <algorithm>
-#include <cmath>
+#include <type_traits>
 #include <vector>
 
-#include "lanes.h"
 #include "linear.h"
+#include "norm.h"
 
 REGROW_API int regrow_attention(const void*, const void*, const void*, void*, const std::int32_t*, const std::int64_t*,
                                 const std::int32_t*, float, int);
 
 namespace regrow {
-
-// A root mean square norm: weight float32 [size], null for none.
-struct Norm {
-  const float* weight;
-  float epsilon;
-};
 
 // Fields of both are those of the structures in layer.py.
 struct Layer {
@@ -43,56 +38,6 @@ struct Step {
 
 namespace {
 
-inline float get(const bf16* p) { return from_bf16(*p); }
-inline float get(const float* p) { return *p; }
-inline void set(bf16* p, float v) { *p = to_bf16(v); }
-inline void set(float* p, float v) { *p = v; }
-template <class T>
-inline float rounded(float v) {
-  T kept;
-  set(&kept, v);
-  return get(&kept);
-}
-
-template <class T>
-void norm(const Norm& norm, const T* x, T* y, int size) {
-  constexpr int PARTS = 16;
-  float parts[PARTS] = {}, total = 0;
-  int i = 0;
-  for (; i + PARTS <= size; i += PARTS) {
-    for (int j = 0; j < PARTS; j++) parts[j] += get(x + i + j) * get(x + i + j);
-  }
-  for (; i < size; i++) total += get(x + i) * get(x + i);
-  for (float part : parts) total += part;
-  const float by = 1 / std::sqrt(total / float(size) + norm.epsilon);
-  for (i = 0; i < size; i++) set(y + i, rounded<T>(get(x + i) * by) * norm.weight[i]);
-}
-
-// Rotates the first `size` of x, pairs half of it apart.
-template <class T>
-void rotate(T* x, const T* cos, const T* sin, int size) {
-  const int half = size / 2;
-  for (int i = 0; i < half; i++) {
-    const float a = get(x + i), b = get(x + half + i);
-    const float turned = rounded<T>(-b * get(sin + i)), other = rounded<T>(a * get(sin + half + i));
-    set(x + i, rounded<T>(a * get(cos + i)) + turned);
-    set(x + half + i, rounded<T>(b * get(cos + half + i)) + other);
-  }
-}
-
-// up becomes silu(gate) * up.
-template <class T>
-void gate(const T* gate, const T* up, T* out, int size) {
-  constexpr float LOG2_E = 1.44269504f;
-  for (int i = 0; i < size; i += LANES) {
-    const int count = std::min(LANES, size - i);
-    float x[LANES] = {}, power[LANES];
-    for (int j = 0; j < count; j++) x[j] = get(gate + i + j);
-    store(power, power_of_2(multiply(load(x), fill(-LOG2_E)), EXACT));
-    for (int j = 0; j < count; j++) set(out + i + j, rounded<T>(x[j] / (1 + power[j])) * get(up + i + j));
-  }
-}
-
 template <class T>
 void add(const T* a, const T* b, T* out, std::ptrdiff_t size) {
   for (std::ptrdiff_t i = 0; i < size; i++) set(out + i, get(a + i) + get(b + i));
@@ -107,6 +52,20 @@ struct Scratch {
     return buffer.data();
   }
 };
+
+// y [rows, outputs] = down(silu(gate(x)) * up(x)); y may be x.
+template <class T>
+void mlp(const Product& gate_up, const Product& down, const T* x, T* y, int rows, Scratch<T>& scratch) {
+  const int inner = down.inputs;
+  T* both = scratch.of(scratch.mlp, std::size_t(rows) * 2 * inner);
+  T* gated = scratch.of(scratch.gated, std::size_t(rows) * inner);
+  multiply(gate_up, x, both, rows);
+  for (int r = 0; r < rows; r++) {
+    const T* row = both + std::ptrdiff_t(r) * 2 * inner;
+    gate(row, row + inner, gated + std::ptrdiff_t(r) * inner, inner);
+  }
+  multiply(down, gated, y, rows);
+}
 
 // Returns 1 where attention refuses its runs of cells.
 template <class T>
@@ -152,15 +111,7 @@ int run(const Layer& layer, const Step& step) {
   add(hidden, normed, sum, all);
 
   for (int r = 0; r < rows; r++) norm(layer.after, sum + r * size, normed + r * size, size);
-  const int inner = layer.down.inputs;
-  T* mlp = scratch.of(scratch.mlp, std::size_t(rows) * 2 * inner);
-  T* gated = scratch.of(scratch.gated, std::size_t(rows) * inner);
-  multiply(layer.gate_up, normed, mlp, rows);
-  for (int r = 0; r < rows; r++) {
-    const T* row = mlp + std::ptrdiff_t(r) * 2 * inner;
-    gate(row, row + inner, gated + std::ptrdiff_t(r) * inner, inner);
-  }
-  multiply(layer.down, gated, normed, rows);
+  mlp(layer.gate_up, layer.down, normed, normed, rows, scratch);
   add(sum, normed, static_cast<T*>(step.out), all);
   return 0;
 }
@@ -170,4 +121,25 @@ int run(const Layer& layer, const Step& step) {
 
 REGROW_API int regrow_layer(const regrow::Layer* layer, const regrow::Step* step) {
   return step->is_bf16 ? regrow::run<regrow::bf16>(*layer, *step) : regrow::run<float>(*layer, *step);
+}
+
+// x and y [rows, inputs or outputs], both bfloat16 or both float32; see `mlp`.
+REGROW_API void regrow_mlp(const regrow::Product* gate_up, const regrow::Product* down, const void* x, void* y, int rows,
+                           int is_bf16) {
+  const auto run = [&](auto* in, auto* out) {
+    static thread_local regrow::Scratch<std::remove_pointer_t<decltype(out)>> scratch;
+    regrow::mlp(*gate_up, *down, in, out, rows, scratch);
+  };
+  is_bf16 ? run(static_cast<const regrow::bf16*>(x), static_cast<regrow::bf16*>(y))
+          : run(static_cast<const float*>(x), static_cast<float*>(y));
+}
+
+// x and y [rows, size], both bfloat16 or both float32.
+REGROW_API void regrow_norm(const regrow::Norm* norm, const void* x, void* y, std::int64_t rows, int size, int is_bf16) {
+  const auto run = [&](auto* in, auto* out) {
+#pragma omp parallel for schedule(static) if (rows * size > 32768)
+    for (std::int64_t r = 0; r < rows; r++) regrow::norm(*norm, in + r * size, out + r * size, size);
+  };
+  is_bf16 ? run(static_cast<const regrow::bf16*>(x), static_cast<regrow::bf16*>(y))
+          : run(static_cast<const float*>(x), static_cast<float*>(y));
 }
