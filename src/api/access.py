@@ -47,7 +47,7 @@ async def _answered(request: web.Request, handler: Handler) -> web.StreamRespons
     try:
         return await handler(request)
     except ConnectionResetError:
-        raise
+        return web.Response(status=CLIENT_GONE)  # nobody hears it; what is raised is logged as an error
     except (RegrowError, web.HTTPException) as error:
         return _told(request, error)
     except Exception as error:

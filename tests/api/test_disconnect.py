@@ -1,8 +1,10 @@
 """A client that goes away frees what it held, in every phase, streaming or not."""
 
 import asyncio
+import logging
 
 import pytest
+from aiohttp import ClientConnectionResetError, ClientError, web
 
 from tests.api.conftest import Start, chat_body
 from tests.api.stub import MOUNTED, PLACED, PROGRESS, QUEUED, READ, TOKENS, Hold, StubEngine, finished
@@ -40,6 +42,31 @@ async def test_a_client_that_goes_away_while_the_engine_takes_its_request_ends_i
     engine.submit_gate.set()
     run = await engine.started.get()
     await run.cancelled.wait()
+
+
+async def test_a_client_that_goes_away_while_a_piece_is_written_is_no_error_of_the_server(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = web.StreamResponse.write
+
+    async def broken(response: web.StreamResponse, data: bytes) -> None:
+        request = response._req
+        if isinstance(response, web.Response) or b"dir" not in data or request is None:
+            return await whole(response, data)
+        assert request.transport is not None
+        request.transport.abort()
+        raise ClientConnectionResetError("Cannot write to closing transport")
+
+    monkeypatch.setattr(web.StreamResponse, "write", broken)
+    engine = StubEngine([*PHASES["decoding"], finished()])
+    served = await start(engine)
+    with pytest.raises(ClientError):
+        await served.post(chat_body(stream=True))
+    run = await engine.started.get()
+    await run.cancelled.wait()
+    monkeypatch.undo()
+    assert (await served.post(chat_body()))[0] == 200
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def test_a_client_that_goes_away_disturbs_no_other(start: Start) -> None:
