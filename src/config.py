@@ -8,6 +8,7 @@ from regrow.policy.request import Exactness, ToolFormat
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
+Quant = Literal["none", "int8", "int4", "auto"]
 RootCells = Literal["auto", "always", "never"]
 
 
@@ -17,7 +18,8 @@ class EngineSettings:
 
     model: a preset ("demo", "random:FAMILY[:SIZE]") or a local directory. context: cells a slot holds.
     chunk: tokens a read chunk holds, a multiple of 64; None: as many, at each depth, as keep it under
-    max_stall_ms milliseconds, which is also how long running streams may wait while a chunk is read.
+    max_stall_ms milliseconds, which is also how long running streams may wait while a chunk is read. quant:
+    what linear layers keep their weights in; "auto": in the codes of the model's file, where it holds any.
     cache_mib: the budget of the ledger (B1). decode_share: the part of a chunk's time that running streams
     get after it. model_dir: where converted models, and what was chosen for a model, are kept. root_cells:
     whether a root gets a copy of its cells at once, when its last holder is about to go, or never.
@@ -36,6 +38,7 @@ class EngineSettings:
     parallel: int = 4
     context: int | None = None
     dtype: DType = "auto"
+    quant: Quant = "auto"
     device: Device = "auto"
     threads: int | None = None
     chunk: int | None = None
