@@ -20,7 +20,7 @@ from regrow.gpu.forward import SlotModel
 from regrow.gpu.lanes import lanes_for
 from regrow.gpu.logprobs import scores_of
 from regrow.gpu.probe import probe
-from regrow.gpu.sampling import draw
+from regrow.gpu.sampling import draw, draw_all
 from regrow.gpu.slot_cache import SlotCache
 from regrow.gpu.types import (
     CellCopy,
@@ -211,7 +211,7 @@ class ModelRunner:
 
     def step(self, rows: Sequence[Row]) -> StepResult:
         logits = self.decode(rows)
-        drawn = [draw(row, own) for row, own in zip(rows, logits, strict=True)]
+        drawn = draw_all(rows, logits)
         return StepResult(
             tuple(() if token is None else (token,) for token in drawn),
             tuple(scores_of(row, token, own) for row, token, own in zip(rows, drawn, logits, strict=True)),
