@@ -1,47 +1,54 @@
-"""Decoding: tokens a second with 1, 2 and 4 streams, against `transformers` generate on the same weights.
+"""Decoding: tokens a second with 1, 2 and 4 streams and at depth, against `transformers` and `llama-server`.
 
-Both run in turn in one process with the same dtype and threads; a ratio is the median of the ratios of such
-pairs. The last column is how fast a stream's weights are read, over how fast memory can be read at all.
+All run in turn with the same threads; a ratio is the median of the ratios of such rounds. `transformers`
+generate has the same weights in the same dtype, and one stream. `llama-server` (--llama-server) gets the
+demo's own file, or those given with --gguf, and as many streams; its rate is what it says itself. The last
+column is how fast a stream's weights are read, over how fast memory can be read at all.
 """
 
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import torch
 
 import harness
+from peer import Peer, llama_server
 from regrow import Engine, EngineSettings, GenerateRequest
 from regrow.actors.events import Token
+from regrow.models.demo import demo_path
 from regrow.models.load import load_model
+from regrow.models.once import model_directory
 
 PROMPT = 32
-STREAMS = (1, 2, 4)
+DEPTH = 4_000
+CASES = ((1, PROMPT), (2, PROMPT), (4, PROMPT), (1, DEPTH), (4, DEPTH))  # streams, tokens before the first
+SPARE = 64
 
 
-def prompt(seed: int, stream: int = 0) -> list[int]:
-    return [(seed * 31 + stream * 7 + i) % 200 + 20 for i in range(PROMPT)]
+def prompt(seed: int, length: int, stream: int = 0) -> list[int]:
+    return [(seed * 31 + stream * 7 + i * i) % 200 + 20 for i in range(length)]
 
 
 async def token_times(engine: Engine, ids: Sequence[int], tokens: int) -> list[float]:
     """Return when each token of one answer came, in seconds."""
-    run = await engine.submit(GenerateRequest(prompt=ids, max_tokens=tokens, ignore_eos=True, cache="off"))
+    run = await engine.submit(GenerateRequest(prompt=ids, max_tokens=tokens, ignore_eos=True))
     return [event.at async for event in run if isinstance(event, Token)]
 
 
-async def engine_rate(engine: Engine, streams: int, tokens: int, seed: int) -> float:
+async def engine_rate(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int) -> float:
     """Return tokens a second over all streams, while all of them run."""
-    asked = (token_times(engine, prompt(seed, s), tokens) for s in range(streams))
-    times = await asyncio.gather(*asked)
+    times = await asyncio.gather(*(token_times(engine, ids, tokens) for ids in prompts))
     begin, end = max(t[0] for t in times), min(t[-1] for t in times)
     return sum(begin < at <= end for t in times for at in t) / (end - begin)
 
 
 @torch.inference_mode()
-def generate_rate(model: torch.nn.Module, tokens: int, seed: int) -> float:
+def generate_rate(model: torch.nn.Module, prompt: Sequence[int], tokens: int) -> float:
     """Return tokens a second of one stream of `transformers` generate, greedy; the prompt's time is taken
     off."""
-    ids = torch.tensor([prompt(seed)])
+    ids = torch.tensor([prompt])
     options = {
         "do_sample": False,
         "pad_token_id": 0,
@@ -54,6 +61,12 @@ def generate_rate(model: torch.nn.Module, tokens: int, seed: int) -> float:
         model.generate(ids, max_new_tokens=n, min_new_tokens=n, **options)
         spent.append(time.perf_counter() - begin)
     return (tokens - 1) / (spent[1] - spent[0])
+
+
+async def peer_rate(peer: Peer, prompts: Sequence[Sequence[int]], tokens: int) -> float:
+    """Return tokens a second over all streams, while all of them run."""
+    asked = (asyncio.to_thread(peer.complete, ids, tokens, keep=True) for ids in prompts)
+    return sum(timings.drawn_per_s for timings in await asyncio.gather(*asked))
 
 
 def bandwidth() -> float:
@@ -69,33 +82,49 @@ def bandwidth() -> float:
 
 async def measure(opts: harness.Options) -> list[dict[str, harness.Cell]]:
     tokens, repeats = (32, 3) if opts.quick else (96, 5)
-    peer = load_model(opts.model).module
-    weight_bytes = sum(p.nbytes for p in peer.parameters())
-    limit = bandwidth() / weight_bytes
-    settings = EngineSettings(model=opts.model, exact=opts.exact, parallel=max(STREAMS), context=1024)
+    stock = load_model(opts.model).module
+    limit = bandwidth() / sum(p.nbytes for p in stock.parameters())
+    context = DEPTH + tokens + SPARE
+    most = max(streams for streams, _ in CASES)
+    settings = EngineSettings(
+        model=opts.model, exact=opts.exact, quant=opts.quant, parallel=most, context=context
+    )
     rows: list[dict[str, harness.Cell]] = []
-    async with Engine.open(settings) as engine:
-        await engine_rate(engine, 1, 8, 0)
-        for streams in STREAMS:
-            ours, theirs = [], []
-            for repeat in range(repeats):
-                ours.append(await engine_rate(engine, streams, tokens, opts.seed + repeat))
-                theirs.append(await asyncio.to_thread(generate_rate, peer, tokens, opts.seed + repeat))
-            rows.append(
-                {
-                    "streams": streams,
-                    "tokens/s": harness.median(ours),
-                    "generate, 1 stream": harness.median(theirs),
-                    "ratio": harness.median([a / b for a, b in zip(ours, theirs, strict=True)]),
-                    "of memory rate": harness.median(ours) / streams / limit,
-                }
-            )
+    with ExitStack() as stack:
+        peers = {
+            file.stem: stack.enter_context(llama_server(opts.llama_server, file, context * most, most))
+            for file in (opts.gguf or (demo_path(model_directory()),) if opts.llama_server else ())
+        }
+        async with Engine.open(settings) as engine:
+            for streams, depth in CASES:
+                rates: dict[str, list[float]] = {}
+                for repeat in range(-1, repeats):  # the first one warms up, and has the prompts read
+                    prompts = [prompt(opts.seed + depth, depth, stream) for stream in range(streams)]
+                    once = {"regrow": await engine_rate(engine, prompts, tokens)}
+                    if depth == PROMPT:
+                        once["generate"] = await asyncio.to_thread(generate_rate, stock, prompts[0], tokens)
+                    for name, peer in peers.items():
+                        once[name] = await peer_rate(peer, prompts, tokens)
+                    for name, rate in once.items() if repeat >= 0 else ():
+                        rates.setdefault(name, []).append(rate)
+                cells: dict[str, harness.Cell] = {"streams": streams, "depth": depth}
+                cells["tokens/s"] = harness.median(rates["regrow"])
+                for name in ("generate", *peers):
+                    cells[name] = harness.median(rates[name]) if name in rates else None
+                    cells[f"over {name}"] = (
+                        harness.median([a / b for a, b in zip(rates["regrow"], rates[name], strict=True)])
+                        if name in rates
+                        else None
+                    )
+                cells["of memory rate"] = harness.median(rates["regrow"]) / streams / limit
+                rows.append(cells)
     return rows
 
 
 def main() -> None:
     opts = harness.options("decode", __doc__ or "")
-    harness.report("decode", opts, "Decoding against transformers generate", asyncio.run(measure(opts)))
+    title = f"Decoding against transformers generate and llama-server, quant {opts.quant}"
+    harness.report("decode", opts, title, asyncio.run(measure(opts)))
 
 
 if __name__ == "__main__":
