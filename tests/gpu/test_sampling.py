@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from regrow.gpu.sampling import adjust, draw, invert, kept, uniform
+from regrow.gpu.sampling import adjust, draw, draw_all, invert, kept, uniform
 from regrow.gpu.types import Row
 from regrow.policy.keys import as_keys
 from regrow.policy.request import SamplingParams
@@ -29,6 +29,21 @@ def chances(**params: float) -> dict[int, float]:
 def softmax(logits: dict[int, float], temperature: float) -> dict[int, float]:
     weights = {token: math.exp(value / temperature) for token, value in logits.items()}
     return {token: weight / sum(weights.values()) for token, weight in weights.items()}
+
+
+def test_rows_that_are_drawn_together_get_what_each_gets_alone() -> None:
+    rows = [
+        a_row(SamplingParams()),
+        a_row(SamplingParams(logit_bias={0: 9.0})),
+        a_row(SamplingParams(repetition_penalty=2.0), answer=(1,)),
+        a_row(SamplingParams(temperature=1.0, seed=3)),
+        a_row(SamplingParams()),
+    ]
+    logits = LOGITS.repeat(5, 1)
+    logits[4, 2] = math.nan
+    alone = [draw(row, own) for row, own in zip(rows, logits, strict=True)]
+    assert draw_all(rows, logits) == alone
+    assert (alone[:3], alone[4]) == ([1, 0, 4], None)
 
 
 def test_greedy_takes_the_largest_logit() -> None:
