@@ -5,7 +5,8 @@ tokenizer, tensor names and layouts. But for most architectures it parses the vo
 builds the table of tensor names once for every module. Here the configuration is read from a skeleton of the
 file, the table is built once, and a later load needs no GGUF at all.
 
-Quantised weights are stored as bfloat16 (see `GgufHeader.stored_dtype`).
+Quantised weights are stored as bfloat16 (see `GgufHeader.stored_dtype`), and those of linear layers as the
+codes that the file holds too (`models/packed.py`).
 """
 
 from functools import partial
@@ -14,6 +15,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+from safetensors.torch import save_file
 from tokenizers import Regex, pre_tokenizers
 from transformers import (
     AutoConfig,
@@ -28,13 +30,15 @@ from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorPr
 
 from regrow.errors import ModelRefused
 from regrow.models.gguf_header import GgufHeader, read_header
+from regrow.models.gguf_packing import packed_tensors
 from regrow.models.identity import file_digest
 from regrow.models.once import made_once
+from regrow.models.packed import FILE
 from regrow.models.progress import Progress
 from regrow.models.quiet import quiet
 from regrow.models.refusal import refuse_incomplete, refusing
 
-CONVERTER = 1  # raised when a conversion gives other bytes: older copies are then left alone
+CONVERTER = 2  # raised when a conversion gives other bytes: older copies are then left alone
 SINGLE_DIGITS = ("smollm", "starcoder", "refact", "command-r")
 
 
@@ -62,6 +66,8 @@ def _convert(path: Path, part: Path, progress: Progress) -> None:
         _set_generation(model, header)
         progress(f"writing the converted copy of {path.name}", None)
         model.save_pretrained(part, max_shard_size="4GB")
+        names = _tensor_names(header.architecture, model, _processor(header, model))
+        save_file(packed_tensors(header, model, names), part / FILE)
         _tokenizer(header).save_pretrained(part)
 
 
@@ -113,9 +119,10 @@ def _config(header: GgufHeader, fast: bool) -> PreTrainedConfig:
 
 def _weights(header: GgufHeader, model: PreTrainedModel, progress: Progress) -> dict[str, torch.Tensor]:
     """Return the tensors under transformers' names and in its layouts, float32."""
-    architecture = header.architecture
-    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
-    names = _tensor_names(architecture, model, processor)
+    processor = _processor(header, model)
+    names = _tensor_names(header.architecture, model, processor)
+    if not names:
+        raise ModelRefused(f"the architecture {header.architecture} has no table of tensor names")
     out: dict[str, torch.Tensor] = {}
     for i, tensor in enumerate(header.tensors):
         processed = processor.process(
@@ -130,16 +137,20 @@ def _weights(header: GgufHeader, model: PreTrainedModel, progress: Progress) -> 
     return out
 
 
+def _processor(header: GgufHeader, model: PreTrainedModel) -> TensorProcessor:
+    return TENSOR_PROCESSORS.get(header.architecture, TensorProcessor)(config=model.config.to_dict())
+
+
 def _tensor_names(architecture: str, model: PreTrainedModel, processor: TensorProcessor) -> dict[str, str]:
-    """Return GGUF tensor name -> parameter name.
+    """Return GGUF tensor name -> parameter name; nothing where there is no table for this architecture.
 
     A parameter is looked up by its whole name first, then without its leading modules one by one, since some
     files were written from the inner model.
     """
     arch = next((number for number, name in MODEL_ARCH_NAMES.items() if name == architecture), None)
     if arch is None:
-        raise ModelRefused(f"the architecture {architecture} has no table of tensor names")
-    table = get_tensor_name_map(arch, model.config.num_hidden_layers)
+        return {}
+    table = get_tensor_name_map(arch, model.config.get_text_config().num_hidden_layers)
     names: dict[str, str] = {}
     parameters = [name.split(".") for name in model.state_dict()]
     for depth in range(max(map(len, parameters)) - 1):

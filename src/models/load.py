@@ -14,6 +14,7 @@ from regrow.models.byte_tokenizer import byte_tokenizer
 from regrow.models.directory import load_directory
 from regrow.models.identity import module_fingerprint
 from regrow.models.once import model_directory
+from regrow.models.packed import PackedWeights
 from regrow.models.precision import choose_dtype
 from regrow.models.progress import Progress, silent
 from regrow.models.random_models import PREFIX, build_random, parse_random
@@ -30,7 +31,8 @@ class LoadedModel:
     """A model in memory. name: what it is served as. module: in eval mode, without gradients.
 
     fingerprint: a hash that differs when weights or configuration differ. context: the positions it was made
-    for. eos_ids: what ends an answer. source: the directory it was loaded from, None for random ones.
+    for. eos_ids: what ends an answer. source: the directory it was loaded from, None for random ones. packed:
+    weights that its file holds as codes of 4 or 8 bits, by layer.
     """
 
     name: str
@@ -41,6 +43,7 @@ class LoadedModel:
     eos_ids: frozenset[int]
     default_sampling: SamplingParams
     source: Path | None
+    packed: PackedWeights
 
 
 def load_model(
@@ -80,6 +83,7 @@ def load_model(
         eos_ids=chat.eos_ids,
         default_sampling=sampling_of(module.generation_config),
         source=path,
+        packed=PackedWeights(path),
     )
 
 

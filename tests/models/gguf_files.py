@@ -86,7 +86,9 @@ def write_gguf(
     return path
 
 
-def write_llama_cpp(path: Path, model: PreTrainedModel) -> Path:
+def write_llama_cpp(
+    path: Path, model: PreTrainedModel, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32
+) -> Path:
     """Write a llama model as llama.cpp stores it: the two halves of each query and key head interleaved."""
     stored = deepcopy(model)
     for layer in stored.model.layers:
@@ -98,10 +100,12 @@ def write_llama_cpp(path: Path, model: PreTrainedModel) -> Path:
             rows = projection.weight.data
             halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, -1)
             projection.weight.data = halves.transpose(1, 2).reshape(rows.shape)
-    return write_gguf(path, stored, "llama")
+    return write_gguf(path, stored, "llama", kind)
 
 
-def write_lfm2(path: Path, model: PreTrainedModel) -> Path:
+def write_lfm2(
+    path: Path, model: PreTrainedModel, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32
+) -> Path:
     """Write a hybrid of short convolutions and attention."""
     names = {
         "model.embed_tokens": "token_embd",
@@ -137,7 +141,9 @@ def write_lfm2(path: Path, model: PreTrainedModel) -> Path:
     for name, tensor in model.state_dict().items():
         for long, short in names.items():
             name = name.replace(long, short)
-        writer.add_tensor(name, tensor.squeeze(1).numpy() if tensor.ndim == 3 else tensor.numpy())
+        values = tensor.squeeze(1).numpy() if tensor.ndim == 3 else tensor.numpy()
+        raw = kind if tensor.ndim == 2 else gguf.GGMLQuantizationType.F32
+        writer.add_tensor(name, quantize(values, raw), raw_dtype=raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
