@@ -1,45 +1,48 @@
-"""The one hook between loading a model and running it: its linear layers become fast ones.
+"""The one hook between loading a model and running it: its linear layers become fast ones, and its decoder
+layers single calls where they have the common shape.
 
-Which layers are called, and which with the same input, is found by running a few tokens. A layer that the
-model's code does not call (it uses the weight itself) stays as it is.
+A layer whose weight the model's code uses itself stays as it is (`gpu/fast/called.py`).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from regrow.gpu.fast.linear import (
-    FastLinear,
-    PackedProduct,
-    PlainProduct,
-    Product,
-    Shared,
-    TorchPackedProduct,
-)
-from regrow.gpu.fast.native import library
+from regrow.config import Quant
+from regrow.gpu.fast.called import Named, called_layers
+from regrow.gpu.fast.layer import use_native_layers
+from regrow.gpu.fast.linear import FastLinear, Kin, NativeProduct, Product, Shared, TorchPackedProduct
+from regrow.gpu.fast.native import library, state
 from regrow.gpu.fast.packing import BLOCK, OUTPUTS, Bits, Codes, Quantized, quantize
-
-Quant = Literal["none", "int8", "int4", "auto"]
-_TOKENS = 3
+from regrow.gpu.fast.parts import use_native_parts
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What the linear layers of a model became. packed: how many keep codes of so many bits; plain: how many
-    are as they were but for their kernel; nbytes: of all of their weights."""
+    """What the linear layers of a model became. quant: "none" where nothing is packed. packed: how many keep
+    codes of so many bits; plain: how many are as they were but for their kernel; left: how many are
+    untouched; nbytes: of all of their weights; layers: how many decoder layers are one native call in decode
+    steps."""
 
+    quant: Quant
     packed: Mapping[Bits, int]
     plain: int
+    left: int
     nbytes: int
+    layers: int
 
     def __str__(self) -> str:
         kinds = [f"{count} of {bits} bits" for bits, count in sorted(self.packed.items()) if count]
-        return ", ".join([*kinds, *([f"{self.plain} as they are"] if self.plain else [])]) or "none"
+        same = self.plain + self.left
+        return ", ".join([*kinds, *([f"{same} as they are"] if same else [])]) or "none"
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What of it decides the bits of a computation (D3)."""
+        return self.quant, sorted(self.packed.items()), self.plain, self.layers
 
 
 def prepare(model: PreTrainedModel, quant: Quant, given: Mapping[str, Codes]) -> Prepared:
@@ -48,25 +51,34 @@ def prepare(model: PreTrainedModel, quant: Quant, given: Mapping[str, Codes]) ->
     given: weights that the model's file holds as codes, by layer. "auto" packs these alone, and loses
     nothing; "int4" and "int8" take them where they have as many bits, and round all others. On a GPU and in
     float16 only "none" and "auto" are served, which then change nothing.
-    Raises ValueError for what is not served.
+    Raises ValueError with the reason for what is not served.
     """
-    served = model.device.type == "cpu" and model.dtype in (torch.bfloat16, torch.float32)
-    if not served:
-        if quant in ("int8", "int4"):
-            raise ValueError(f"{quant} weights are for a CPU in bfloat16 or float32, not for {model.dtype}")
-        return Prepared({}, 0, 0)
+    rounding = quant in ("int8", "int4")
+    if model.device.type != "cpu" or model.dtype not in (torch.bfloat16, torch.float32):
+        if rounding:
+            on = f"{model.device.type} in {str(model.dtype).removeprefix('torch.')}"
+            raise ValueError(f"such weights are for a CPU in bfloat16 or float32, not for {on}")
+        return Prepared("none", {}, 0, len(_linear(model)), _bytes(_linear(model)), 0)
+    if rounding and library() is None and model.dtype != torch.bfloat16:
+        raise ValueError(f"in float32 such weights need the native kernels, which are {state()}")
     packed: dict[Bits, int] = {4: 0, 8: 0}
     plain = nbytes = 0
     head = model.get_output_embeddings()
-    for group in _groups(model):
-        for bits, members in _by_bits(group, quant, given, head).items():
+    products: dict[str, Kin] = {}
+    groups = called_layers(model)
+    while groups:
+        group = groups.pop(0)  # and with it, once it is replaced, its weights
+        codes = {} if quant == "none" else {name: given[name] for name, _ in group if name in given}
+        for bits, members in _by_bits(group, quant, codes, head).items():
             product = _product(
-                [layer for _, layer in members], bits, [given.get(name) for name, _ in members]
+                [layer for _, layer in members], bits, [codes.get(name) for name, _ in members]
             )
             if product is None:
                 continue
             shared, start = Shared(product, len(members)), 0
             for name, layer in members:
+                if isinstance(product, NativeProduct):
+                    products[name] = product, tuple(other for other, _ in members)
                 stop = start + layer.out_features
                 model.set_submodule(name, FastLinear(shared, start, stop))
                 start = stop
@@ -75,43 +87,28 @@ def prepare(model: PreTrainedModel, quant: Quant, given: Mapping[str, Codes]) ->
                 plain += len(members)
             else:
                 packed[bits] += len(members)
-    return Prepared(packed, plain, nbytes)
+    if rounding and not any(packed.values()):
+        raise ValueError("this model has no linear layer that can be packed")
+    left = _linear(model)
+    held: Quant = quant if any(packed.values()) else "none"
+    if library() is not None:
+        use_native_parts(model, products, model.dtype)
+    layers = use_native_layers(model, products)
+    return Prepared(held, packed, plain, len(left), nbytes + _bytes(left), layers)
 
 
-def _groups(model: PreTrainedModel) -> list[list[tuple[str, nn.Linear]]]:
-    """Return the linear layers that a forward pass calls, once; those that are called in turn with one tensor
-    and lie in one module stand together."""
-    layers = {name: m for name, m in model.named_modules() if type(m) is nn.Linear}
-    calls: list[tuple[str, torch.Tensor]] = []  # the tensors are kept, so that identities stay apart
-
-    def note(name: str) -> RemovableHandle:
-        return layers[name].register_forward_pre_hook(lambda _, args: calls.append((name, args[0])))
-
-    hooks = [note(name) for name in layers]
-    with torch.inference_mode():
-        model(input_ids=torch.arange(1, 1 + _TOKENS)[None], use_cache=False)
-    for hook in hooks:
-        hook.remove()
-    groups: list[list[tuple[str, nn.Linear]]] = []
-    last: tuple[str, torch.Tensor] | None = None
-    for name, x in calls:
-        if sum(other == name for other, _ in calls) == 1:
-            kin = last is not None and last[1] is x and _parent(last[0]) == _parent(name)
-            if not kin:
-                groups.append([])
-            groups[-1].append((name, layers[name]))
-        last = (name, x)
-    return groups
+def _linear(model: nn.Module) -> list[nn.Linear]:
+    return [module for module in model.modules() if type(module) is nn.Linear]
 
 
-def _parent(name: str) -> str:
-    return name.rpartition(".")[0]
+def _bytes(layers: Sequence[nn.Linear]) -> int:
+    return sum(layer.weight.nbytes for layer in layers)
 
 
 def _by_bits(
-    group: Sequence[tuple[str, nn.Linear]], quant: Quant, given: Mapping[str, Codes], head: nn.Module | None
-) -> dict[Bits | None, list[tuple[str, nn.Linear]]]:
-    out: dict[Bits | None, list[tuple[str, nn.Linear]]] = {}
+    group: Sequence[Named], quant: Quant, given: Mapping[str, Codes], head: nn.Module | None
+) -> dict[Bits | None, list[Named]]:
+    out: dict[Bits | None, list[Named]] = {}
     for name, layer in group:
         bits: Bits | None = None
         if layer.in_features % BLOCK == 0 and layer.out_features >= OUTPUTS:
