@@ -25,6 +25,7 @@ class Options:
 
     model: str
     exact: str
+    quant: str
     seed: int
     quick: bool
     out: Path
@@ -38,6 +39,7 @@ def options(name: str, about: str, *, model: str = "demo") -> Options:
     parser = argparse.ArgumentParser(prog=f"bench/{name}.py", description=about)
     parser.add_argument("--model", default=model, help="as for `regrow serve` (default: %(default)s)")
     parser.add_argument("--exact", default="cache", choices=("full", "cache", "off"))
+    parser.add_argument("--quant", default="auto", choices=("none", "int8", "int4", "auto"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="fewer repeats")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out")
@@ -45,12 +47,12 @@ def options(name: str, about: str, *, model: str = "demo") -> Options:
     parser.add_argument("--gguf", type=Path, action="append", default=[], help="weights for it")
     args = parser.parse_args()
     peer = args.llama_server, tuple(args.gguf)
-    return Options(args.model, args.exact, args.seed, args.quick, args.out, *peer)
+    return Options(args.model, args.exact, args.quant, args.seed, args.quick, args.out, *peer)
 
 
 def report(name: str, opts: Options, title: str, rows: Sequence[Mapping[str, Cell]]) -> None:
     """Print `rows` as a table (columns as in the first row) and write them to `out`/`name`.json."""
-    heading = f"{title} ({opts.model}, exact {opts.exact}, seed {opts.seed})"
+    heading = f"{title} ({opts.model}, exact {opts.exact}, quant {opts.quant}, seed {opts.seed})"
     table = Table(title=heading, title_justify="left")
     for column in rows[0]:
         table.add_column(column, justify="left" if column == next(iter(rows[0])) else "right")
@@ -58,7 +60,8 @@ def report(name: str, opts: Options, title: str, rows: Sequence[Mapping[str, Cel
         table.add_row(*(_shown(value) for value in row.values()))
     Console(width=100).print(table)
     opts.out.mkdir(parents=True, exist_ok=True)
-    facts = {"bench": name, "model": opts.model, "exact": opts.exact, "seed": opts.seed, "rows": list(rows)}
+    asked = {field: getattr(opts, field) for field in ("model", "exact", "quant", "seed")}
+    facts = {"bench": name, **asked, "rows": list(rows)}
     path = opts.out / f"{name}.json"
     path.write_text(json.dumps(facts, indent=1) + "\n")
     print(f"written: {path}")

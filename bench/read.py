@@ -59,14 +59,16 @@ def row(length: int, rates: Mapping[str, Sequence[float]]) -> dict[str, harness.
 
 
 async def measure(opts: harness.Options) -> list[dict[str, harness.Cell]]:
-    repeats = 3 if opts.quick else 5
+    lengths, repeats = (LENGTHS[:3], 2) if opts.quick else (LENGTHS, 5)
     rng = random.Random(opts.seed)
     files: Sequence[Path] = ()
     if opts.llama_server is not None:
         files = opts.gguf or (demo_path(model_directory()),)
     loaded = load_model(opts.model)
-    context = min(max(LENGTHS), loaded.context)
-    settings = EngineSettings(model=opts.model, exact=opts.exact, parallel=1, context=context)
+    context = min(max(lengths), loaded.context)
+    settings = EngineSettings(
+        model=opts.model, exact=opts.exact, quant=opts.quant, parallel=1, context=context
+    )
     rows = []
     with ExitStack() as stack:
         peers = {
@@ -75,7 +77,7 @@ async def measure(opts: harness.Options) -> list[dict[str, harness.Cell]]:
             if opts.llama_server is not None
         }
         async with Engine.open(settings) as engine:
-            for length in (min(length, context - LEFT) for length in LENGTHS):
+            for length in (min(length, context - LEFT) for length in lengths):
                 rates: dict[str, list[float]] = {name: [] for name in ("regrow", "transformers", *peers)}
                 for repeat in range(-1 if length <= WARMED else 0, repeats):
                     ids = prompt(rng, length)
