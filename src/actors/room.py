@@ -62,15 +62,17 @@ class Decision:
 
     def _weigh_everything(self) -> None:
         shelf = self._shelf
-        for span in shelf.spans.values():
-            self._weigh_span(span)
+        for holder in self._lines:
+            for thing in shelf.held(holder) if holder.kind == "slot" else ():
+                if isinstance(thing, Span):
+                    self._weigh_span(thing)
         for line in self._lines.values():
             self._weigh_line(line)
         for state in shelf.states.values():
             self._weigh_state(state)
         for prefix, position in shelf.roots.items():
-            root, state = root_holder(prefix), shelf.states.get(prefix)
-            if prefix not in self._lent and not (state and state.pins):
+            root = root_holder(prefix)
+            if prefix not in self._lent and not (prefix in shelf.states and shelf.states[prefix].pins):
                 size = sum(map(self._share, shelf.held(root)))
                 worth = Evictable(size, position, shelf.roots_used[prefix], ROOT_USES, "root")
                 self._push(root, worth, partial(shelf.evict_root, prefix))
@@ -80,7 +82,7 @@ class Decision:
     def _weigh_span(self, span: Span) -> None:
         """Nobody but slots would miss it, at their next park (K3)."""
         if not span.pins and all(holder.kind == "slot" for holder in self._holders(span)):
-            worth = Evictable(self._size(span), 0, 0, 0, "cells")
+            worth = Evictable(self._size(span), 0, 0, kind="cells")
             self._push(span, worth, partial(self._shelf.drop_span, span))
 
     def _weigh_line(self, line: Sequence[State]) -> None:
@@ -100,22 +102,23 @@ class Decision:
         if not left or state.pins or last or state.prefix in self._lent:
             self._newest.pop(state, None)
             return
-        worth = Evictable(self._size(state), *self._losses[state], state.uses, "checkpoint")
+        worth = Evictable(self._size(state), *self._losses[state], kind="checkpoint")
         self._push(state, worth, partial(self._shelf.evict_state, state.prefix))
 
     def _weigh_conversation(self, name: HolderId) -> None:
         if name in self._shelf.guarded or name not in self._lengths:
             return
         kept, length, states = self._conversations[name], self._lengths[name], self._line(name)
-        stops = [0, *(stop for key in kept.spans if (stop := self._shelf.spans[key].stop) <= length)]
-        ends = [0, *(state.stop for state in states)] if kept.hybrid else stops
+        mine = self._above(name, 0)
+        stops = sorted(thing.stop for thing in mine if isinstance(thing, Span))
+        ends = [0, *(state.stop for state in states)] if kept.hybrid else [0, *stops]
         below = ends[-2] if ends[-1] == length else ends[-1]
-        below = max(stop for stop in stops if stop <= below)
+        below = max((stop for stop in stops if stop <= below), default=0)
         last = states[-1] if states else kept
         here = isinstance(last, State) and any(holder.kind == "slot" for holder in self._holders(last))
         saved = 0 if here or ends[-1] < length else length - below
-        size = sum(map(self._share, self._above(name, below))) + KEY_BYTES * (length - below)
-        worth = Evictable(size, saved, last.used, last.uses, "parked")
+        size = sum(self._share(thing) for thing in mine if thing.stop > below) + KEY_BYTES * (length - below)
+        worth = Evictable(size, saved, last.used, kind="parked")
         self._below[name] = below
         self._push(name, worth, partial(self._cut_back, name, below))
 

@@ -26,13 +26,12 @@ def root_holder(prefix: bytes) -> HolderId:
 
 @dataclass(slots=True, eq=False)
 class State:
-    """A running state. prefix: the hash at its position. uses: requests that went on from it."""
+    """A running state. prefix: the hash at its position."""
 
     prefix: bytes
     lease: int
     snapshot: Snapshot
     used: int
-    uses: int = 0
     pins: int = 0
     holders: set[HolderId] = field(default_factory=set)
 
@@ -242,7 +241,6 @@ class Shelf:
         if state is None:
             return None
         state.pins += 1
-        state.uses += 1
         state.used = self.stamp()
         return state.snapshot
 

@@ -1,7 +1,8 @@
 """What to evict: what is worth least per byte (B2).
 
 A conversation goes step by step from its end, a step being what lies between two places where it can be
-resumed; and since it is nearly always resumed at its end, the running states inside it go before that.
+resumed; and since it is nearly always resumed at its end, the running states inside it go before that. How
+often a place was used says nothing: where a conversation went on from before, it has left behind.
 """
 
 import math
@@ -16,7 +17,7 @@ CLEARLY = 8.0  # what has to make room may be worth this much more than what com
 @dataclass(frozen=True, slots=True)
 class Evictable:
     """Something that may go: its bytes (its part of those that it shares), the tokens to be read again for
-    the lack of it, its last use (a stamp) and uses. kind: to be counted by."""
+    the lack of it, its last use (a stamp), and the uses it counts for. kind: to be counted by."""
 
     nbytes: float
     saved: float

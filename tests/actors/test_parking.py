@@ -415,7 +415,7 @@ def test_b2_what_is_worth_more_makes_no_room_for_what_is_parked() -> None:
     old = Talk(2, (1, 2, 3))
     store.state(slot(2), old)
     kept = [store.keep(number, Talk(number, (1, 2, 3)), edges=()) for number in (0, 1)]
-    for _ in range(9):
+    for _ in range(99):
         assert all(lent(store, name, Talk(n, (1, 2, 3)), ROOT) for n, name in enumerate(kept))
     assert store.park(2, old, states=(ROOT, old.length)) is None
     store.check()
@@ -428,7 +428,7 @@ def test_b2_what_cannot_be_parked_has_evicted_nothing_that_is_worth_less_either(
     store.state(slot(2), old)
     least = store.keep(3, small, edges=())
     kept = [store.keep(number, Talk(number, (1, 2, 3)), edges=()) for number in (0, 1)]
-    for _ in range(9):
+    for _ in range(99):
         assert all(lent(store, name, Talk(n, (1, 2, 3)), ROOT) for n, name in enumerate(kept))
     free = store.shelf.ledger.free
     assert store.park(2, old, edges=(), states=(old.length,)) is None

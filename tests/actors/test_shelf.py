@@ -170,7 +170,7 @@ def test_b2_the_state_that_saves_least_goes_first_though_it_is_the_newest() -> N
     assert store.told.states == {longest.end, long.end}
 
 
-def test_b2_what_was_used_more_often_and_later_stays() -> None:
+def test_b2_what_was_used_later_stays() -> None:
     store = Store(budget=3 * STATE)
     for i, talk in enumerate((A, B, C)):
         store.state(slot(i), talk)
