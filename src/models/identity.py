@@ -37,11 +37,12 @@ def arithmetic(device: torch.device) -> tuple[str | int, ...]:
     """Return what decides, beside the model and the chunks, the bits that a computation gives (D3): the build
     of torch, and the device or the instruction set; the number of threads only where the math library is not
     held to one code path."""
+    stock = os.environ.get("REGROW_STOCK", "")  # parts that compute otherwise where they are left alone
     if device.type == "cuda":
-        return torch.__version__, "cuda", torch.version.cuda or "", torch.cuda.get_device_name(device)
+        return torch.__version__, "cuda", torch.version.cuda or "", torch.cuda.get_device_name(device), stock
     pinned = os.environ.get("MKL_CBWR", "").endswith(",STRICT")
     threads = 0 if pinned else torch.get_num_threads()
-    return torch.__version__, device.type, torch.backends.cpu.get_cpu_capability(), threads
+    return torch.__version__, device.type, torch.backends.cpu.get_cpu_capability(), threads, stock
 
 
 def module_fingerprint(module: PreTrainedModel) -> str:
