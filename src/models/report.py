@@ -17,7 +17,7 @@ from regrow.models.precision import choose_dtype
 from regrow.models.random_configs import FAMILIES
 
 MIB = 1 << 20
-PACKAGES = ("transformers", "tokenizers", "safetensors", "gguf", "numpy", "aiohttp", "anyio")
+PACKAGES = ("transformers", "tokenizers", "safetensors", "gguf", "numpy", "aiohttp", "msgspec")
 ON_CUDA = (("flash-linear-attention", "fla"), ("cupy", "cupy"))
 
 
