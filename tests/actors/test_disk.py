@@ -491,7 +491,7 @@ class Person:
         request = chat(*contents, max_tokens=rng.choice([1, 6]), cache_salt=rng.choice([None, None, "salt"]))
         run = await house.submit(request)
         if rng.random() < 0.2:
-            house.world.call_later(rng.random(), house.world.create_task, run.cancel())
+            house.leaves(run, rng.random())
         answer = await house.ended(run)
         if answer.reason in ("length", "stop", "cancelled"):
             truth = house.truth(request)

@@ -55,7 +55,7 @@ class Client:
         request = self.request()
         run = await self.house.submit(request)
         if self.rng.random() < 0.25:
-            self.house.world.call_later(self.rng.random() * 2, self.house.world.create_task, run.cancel())
+            self.house.leaves(run, self.rng.random() * 2)
         answer = await self.house.ended(run)
         expected = self.house.truth(request)
         assert answer.tokens == expected[: len(answer.tokens)]

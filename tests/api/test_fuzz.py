@@ -30,7 +30,7 @@ from tests.api.from_schema import TEXTS, Bodies
 from tests.api.stub import StubEngine
 
 CASES = int(os.environ.get("FUZZ_CASES", "3000"))
-ON_A_MODEL = CASES // 20
+ON_A_MODEL = CASES // 50
 BOUND_S = 30
 DOCUMENT = document(ROUTES)
 OPERATIONS = [(method.upper(), path) for path, of in DOCUMENT["paths"].items() for method in of]

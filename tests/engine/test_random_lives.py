@@ -20,9 +20,10 @@ from regrow.config import EngineSettings
 from regrow.errors import BadRequest, NonFiniteLogits
 from regrow.gpu.types import Row, Runner, StepResult
 from regrow.policy.request import GenerateRequest, SamplingParams
+from tests.long_form import many
 
 FAMILIES = ("qwen3_5", "qwen4_exp", "falcon_h1", "lfm2", "llama")
-SEEDS = (1, 2)
+SEEDS = range(1, 1 + many(1, long=10))
 ACTIONS = 14
 SLOTS = 3
 SYSTEMS = ("You answer in one word. " * 9, "You are a pirate and speak like one. " * 6)

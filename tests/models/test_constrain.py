@@ -1,5 +1,6 @@
 """Whatever a model would rather say, its answer is what was asked for."""
 
+import functools
 import json
 import threading
 from collections.abc import Iterator
@@ -42,11 +43,12 @@ TOOLS = [
 SCHEMA = TOOLS[0]["function"]["parameters"]
 
 
+@functools.cache
 def tokenizer(format_: ToolFormat = "hermes") -> ChatTokenizer:
     return ChatTokenizer(byte_tokenizer(512, 4096), tool_format=format_)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def grammars() -> Iterator[Grammars]:
     made = Grammars(tokenizer())
     yield made

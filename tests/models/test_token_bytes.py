@@ -13,6 +13,7 @@ from tests.models.dialects import hard_tokenizer
 from tests.models.test_detokenize import TOKENIZERS
 
 HARD = ChatTokenizer(hard_tokenizer(["<s>", "</s>"], None))
+BYTES = ChatTokenizer(byte_tokenizer(512, 64))
 TEXT = "a \u00e9\u4e2d\n\U0001f600\u200d.quse"
 
 
@@ -57,7 +58,7 @@ LLAMA = sentencepiece()
 @given(text=st.text(alphabet=TEXT, max_size=30))
 def test_the_bytes_of_a_texts_tokens_are_those_of_the_text(text: str) -> None:
     assert b"".join(spelled(HARD, text)).decode() == text
-    assert b"".join(spelled(ChatTokenizer(byte_tokenizer(512, 64)), text)).decode() == text
+    assert b"".join(spelled(BYTES, text)).decode() == text
 
 
 @settings(max_examples=200, deadline=None)
@@ -72,9 +73,8 @@ def test_a_token_may_be_a_part_of_a_character() -> None:
 
 
 def test_special_tokens_stand_for_their_names_and_unknown_ids_for_nothing() -> None:
-    tokenizer = ChatTokenizer(byte_tokenizer(512, 64))
-    assert tokenizer.token_bytes(IM_END) == b"<|im_end|>"
-    assert tokenizer.token_bytes(512) == b""
+    assert BYTES.token_bytes(IM_END) == b"<|im_end|>"
+    assert BYTES.token_bytes(512) == b""
     assert LLAMA.token_bytes(1) == b"<s>"
 
 
