@@ -72,7 +72,7 @@ class ChosenCells(LazyMask):
         if func in _AND:
             chosen = next(arg for arg in args if isinstance(arg, ChosenCells))
             if any(arg is chosen.visible for arg in args):
-                return chosen
+                return chosen if any(chosen.rows) else chosen.visible
         return super().__torch_dispatch__(func, types, args, dict(kwargs or {}))
 
     def dense(self) -> torch.Tensor:
@@ -130,8 +130,7 @@ def _chunk(
 ) -> torch.Tensor:
     [choice] = mask.rows
     visible, n = mask.visible, query.shape[2]
-    if choice is None:
-        return attend_chunk(query, key, value, visible, scale)
+    assert choice is not None  # or nothing would have been left out of what is visible
     parts = []
     if choice.first:
         end = choice.start + choice.first

@@ -104,11 +104,13 @@ def test_scores_are_held_in_pieces_that_change_nothing(monkeypatch: pytest.Monke
         assert torch.equal(pieces[1], whole[1])
 
 
-def test_what_is_chosen_takes_the_masks_place_and_nothing_dense_is_made() -> None:
-    _, chosen, mask = chosen_by_both(build(), [100], 9)
-    again = lazy_mask(1, 9, 109, 100)
-    row = ChosenCells.of(again, [None])
-    assert (again & row) is row
-    assert again.untouched
-    assert row.untouched
-    assert not torch.equal(chosen, mask.dense())
+@pytest.mark.parametrize("start", [0, 100])
+def test_what_is_chosen_takes_the_masks_place_where_anything_is_left_out(start: int) -> None:
+    use_fast_indexers(indexer := build())
+    mask = lazy_mask(1, 9, start + 9, start)
+    rotary = torch.zeros(2, 1, start + 9, DIM // 2)
+    past = Past(torch.randn(1, start + 9, DIM), [start])
+    chosen = indexer(torch.randn(1, 9, indexer.index_qk_proj.in_features), rotary, mask, past)
+    assert (mask & chosen) is (chosen if start else mask)
+    assert mask.untouched
+    assert chosen.untouched
