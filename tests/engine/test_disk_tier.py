@@ -21,9 +21,11 @@ from regrow.config import EngineSettings
 from regrow.models.identity import arithmetic
 from regrow.policy.request import GenerateRequest
 from tests.engine.test_random_lives import SLOTS, Faulty, Life
+from tests.long_form import many
 
 FAMILIES = ("qwen3_5", "falcon_h1", "llama", "gemma3")
-KILLS = 25
+KILLS = many(10, long=50)
+LIVES = many(2, long=8)
 SYSTEM = {"role": "system", "content": "You are good, and answer in one word. " * 12}
 OPENING = [SYSTEM, {"role": "user", "content": "hello there, what is this? " * 20}]
 NEXT = [*OPENING, {"role": "assistant", "content": "yes"}, {"role": "user", "content": "and that?"}]
@@ -97,7 +99,7 @@ async def test_v3_random_lives_across_restarts_answer_as_an_engine_that_keeps_no
     never = replace(settings, cache=False, cache_dir=None)
     faulty, life, restored = Faulty(served.runner), None, 0
     async with Engine.open(never, served=replace(fresh, budget=0)) as oracle:
-        for _ in range(4):
+        for _ in range(LIVES):
             served.runner.reset()
             opened = replace(served, runner=faulty, budget=small)
             async with Engine.open(settings, served=opened) as engine:
@@ -167,7 +169,7 @@ def test_d1_kill_9_at_random_moments_never_a_wrong_answer_nor_half_a_record_nor_
     script = Path(__file__).with_name("kills.py")
     command = [sys.executable, str(script), family, str(tmp_path / "cache"), str(KILLS), "1"]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment, check=False)
     assert ended.returncode == 0, ended.stderr
     counts = json.loads(ended.stdout)
     assert counts["kills"] == KILLS

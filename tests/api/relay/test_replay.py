@@ -52,7 +52,7 @@ def told(name: str, replayed: list[Replayed]) -> float:
 
 
 @needs_traces
-@pytest.mark.parametrize("ttl, pause, step, least", [("5m", 600.0, 6, 0.1), ("1h", 7200.0, 2, 0.001)])
+@pytest.mark.parametrize("ttl, pause, step, least", [("5m", 600.0, 12, 0.1), ("1h", 7200.0, 4, 0.001)])
 def test_no_trace_costs_more_with_the_relay_and_together_they_cost_less(
     pool: ProcessPoolExecutor, ttl: str, pause: float, step: int, least: float
 ) -> None:
