@@ -194,8 +194,8 @@ FAULTS = (
     Fault(
         "a pinned state is evicted",
         "actors/shelf.py",
-        "        state.pins += 1\n        state.uses += 1",
-        "        state.uses += 1",
+        "        state.pins += 1\n",
+        "",
         "tests/actors/test_shelf.py",
     ),
     Fault(
