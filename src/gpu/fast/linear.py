@@ -134,7 +134,7 @@ class FastLinear(nn.Module):
 
     def __init__(self, shared: Shared, start: int, stop: int) -> None:
         super().__init__()
-        self._shared, self._outputs = shared, slice(start, stop)
+        self._shared, self.outputs = shared, slice(start, stop)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self._shared(x)[..., self._outputs]
+        return self._shared(x)[..., self.outputs]

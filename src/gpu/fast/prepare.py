@@ -12,7 +12,9 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from regrow.config import Quant
+from regrow.errors import BadConfig
 from regrow.gpu.fast.called import Named, called_layers
+from regrow.gpu.fast.delta import use_native_deltas
 from regrow.gpu.fast.layer import use_native_layers
 from regrow.gpu.fast.linear import FastLinear, Kin, NativeProduct, Product, Shared, TorchPackedProduct
 from regrow.gpu.fast.native import library, state
@@ -24,8 +26,8 @@ from regrow.gpu.fast.parts import use_native_parts
 class Prepared:
     """What the linear layers of a model became. quant: "none" where nothing is packed. packed: how many keep
     codes of so many bits; plain: how many are as they were but for their kernel; left: how many are
-    untouched; nbytes: of all of their weights; layers: how many decoder layers are one native call in decode
-    steps."""
+    untouched; nbytes: of all of their weights; layers: how many decoder layers, or gated delta nets in them,
+    are one native call in decode steps."""
 
     quant: Quant
     packed: Mapping[Bits, int]
@@ -51,16 +53,16 @@ def prepare(model: PreTrainedModel, quant: Quant, given: Mapping[str, Codes]) ->
     given: weights that the model's file holds as codes, by layer. "auto" packs these alone, and loses
     nothing; "int4" and "int8" take them where they have as many bits, and round all others. On a GPU and in
     float16 only "none" and "auto" are served, which then change nothing.
-    Raises ValueError with the reason for what is not served.
+    Raises BadConfig with the reason for what is not served.
     """
     rounding = quant in ("int8", "int4")
     if model.device.type != "cpu" or model.dtype not in (torch.bfloat16, torch.float32):
         if rounding:
             on = f"{model.device.type} in {str(model.dtype).removeprefix('torch.')}"
-            raise ValueError(f"such weights are for a CPU in bfloat16 or float32, not for {on}")
+            raise _refusal(quant, f"such weights are for a CPU in bfloat16 or float32, not for {on}")
         return Prepared("none", {}, 0, len(_linear(model)), _bytes(_linear(model)), 0)
     if rounding and library() is None and model.dtype != torch.bfloat16:
-        raise ValueError(f"in float32 such weights need the native kernels, which are {state()}")
+        raise _refusal(quant, f"in float32 such weights need the native kernels, which are {state()}")
     packed: dict[Bits, int] = {4: 0, 8: 0}
     plain = nbytes = 0
     head = model.get_output_embeddings()
@@ -88,13 +90,17 @@ def prepare(model: PreTrainedModel, quant: Quant, given: Mapping[str, Codes]) ->
             else:
                 packed[bits] += len(members)
     if rounding and not any(packed.values()):
-        raise ValueError("this model has no linear layer that can be packed")
+        raise _refusal(quant, "this model has no linear layer that can be packed")
     left = _linear(model)
     held: Quant = quant if any(packed.values()) else "none"
     if library() is not None:
         use_native_parts(model, products, model.dtype)
-    layers = use_native_layers(model, products)
+    layers = use_native_layers(model, products) + use_native_deltas(model, products, model.dtype)
     return Prepared(held, packed, plain, len(left), nbytes + _bytes(left), layers)
+
+
+def _refusal(quant: Quant, why: str) -> BadConfig:
+    return BadConfig(f"--quant {quant}: {why}; give none or auto")
 
 
 def _linear(model: nn.Module) -> list[nn.Linear]:
