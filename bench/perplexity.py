@@ -1,7 +1,7 @@
 """What packed weights cost in quality: perplexity on a fixed text, over that of weights as they are.
 
-The text (bench/text.txt, written for this) is cut into four passages. Each is read in one chunk, and once
-more fed token by token in decode steps of four rows, since packed weights are used in another way there. The
+The text (bench/text.txt, written for this) is cut into eight passages. Each is read in one chunk, and once
+more fed token by token in decode steps of eight rows, since packed weights are used in another way there. The
 first tokens of a passage are not counted.
 """
 
@@ -22,9 +22,9 @@ from regrow.policy.request import SamplingParams
 
 TEXT = Path(__file__).parent / "text.txt"
 QUANTS: tuple[Quant, ...] = ("none", "int8", "int4", "auto")
-PASSAGES = 4
+PASSAGES = 8
 UNCOUNTED = 16  # tokens
-LONGEST = 1024
+LONGEST = 512
 
 
 def loss(logits: torch.Tensor, tokens: torch.Tensor) -> float:
@@ -67,7 +67,7 @@ def measure(opts: harness.Options) -> list[dict[str, harness.Cell]]:
         loaded = load_model(opts.model)
         prepared = prepare(loaded.module, quant, loaded.packed)
         ids = torch.tensor(loaded.tokenizer.encode(TEXT.read_text()))
-        length = min(len(ids) // PASSAGES, 128 if opts.quick else LONGEST)
+        length = min(len(ids) // PASSAGES, 64 if opts.quick else LONGEST)
         passages = ids[: PASSAGES * length].view(PASSAGES, length)
         runner = ModelRunner(loaded.module, PASSAGES, length, opts.exact)
         read, decoded = by_reading(runner, passages), by_decoding(runner, passages)
