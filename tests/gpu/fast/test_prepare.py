@@ -10,6 +10,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from regrow.config import Quant
+from regrow.errors import BadConfig
 from regrow.gpu.fast import native
 from regrow.gpu.fast.called import called_layers
 from regrow.gpu.fast.linear import FastLinear
@@ -109,9 +110,9 @@ def test_fewer_bits_are_fewer_bytes() -> None:
 
 def test_what_is_not_served_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     half = build_random("llama", dtype=torch.float16)
-    with pytest.raises(ValueError, match="for a CPU in bfloat16 or float32, not for cpu in float16"):
+    with pytest.raises(BadConfig, match=r"--quant int8: .*, not for cpu in float16; give none or auto"):
         prepare(half, "int8", {})
     assert prepare(half, "auto", {}).left > 0
     monkeypatch.setattr("regrow.gpu.fast.prepare.library", lambda: None)
-    with pytest.raises(ValueError, match="in float32 such weights need the native kernels"):
+    with pytest.raises(BadConfig, match="--quant int4: in float32 such weights need the native kernels"):
         prepare(build_random("llama"), "int4", {})
