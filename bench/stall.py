@@ -75,15 +75,19 @@ async def running(engine: Engine, texts: Texts) -> AsyncIterator[Streams]:
             await run.cancel()
 
 
-async def span_of(engine: Engine, request: GenerateRequest, part: Part) -> tuple[float, float]:
-    """Have a request answered; return when this part of it began and ended."""
+async def span_of(engine: Engine, request: GenerateRequest, part: Part) -> tuple[str, float, float]:
+    """Have a request answered; return its source, and when this part of it began and ended."""
     run = await engine.submit(request)
     at: dict[type[Event], float] = {}
+    source = ""
     async for event in run:
         if isinstance(event, Failed):
             raise event.error
+        if isinstance(event, Placed):
+            source = event.source
         at.setdefault(type(event), event.at)
-    return (at[Placed], at[Mounted]) if part == "mounting" else (at[Mounted], at[ReadDone])
+    begin, end = (Placed, Mounted) if part == "mounting" else (Mounted, ReadDone)
+    return source, at[begin], at[end]
 
 
 @dataclass
@@ -93,12 +97,14 @@ class Gaps:
     calm: list[float] = field(default_factory=list)
     beside: list[float] = field(default_factory=list)
     lost: list[float] = field(default_factory=list)
+    sources: set[str] = field(default_factory=set)
 
     async def add(self, engine: Engine, streams: Streams, request: GenerateRequest, part: Part) -> None:
         begin = streams.now
         await asyncio.sleep(CALM_S)
         calm = streams.gaps(begin, streams.now)
-        begin, end = await span_of(engine, request, part)
+        source, begin, end = await span_of(engine, request, part)
+        self.sources.add(source)
         await asyncio.sleep(2 * max(calm))  # the gap that it ended in ends
         beside = streams.gaps(begin, end)
         usual = statistics.median(calm)
@@ -110,6 +116,7 @@ class Gaps:
     def row(self, what: str) -> dict[str, harness.Cell]:
         return {
             "beside the streams": what,
+            "source": ", ".join(sorted(self.sources)),
             "gaps": len(self.beside),
             "median / calm": statistics.median(self.beside) / statistics.median(self.calm),
             "p99 / calm": _p99(self.beside) / _p99(self.calm),

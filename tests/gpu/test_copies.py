@@ -301,7 +301,10 @@ def test_a_copy_with_all_the_time_pauses_now_and_then_to_look_for_work(
     assert copied(tensors) == [True, True, False, False, False]
 
 
-def test_a_copy_with_time_enough_is_done_at_once_and_one_of_nothing_too() -> None:
+def test_a_copy_with_time_enough_is_done_at_once_and_one_of_nothing_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(copies, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     tensors = pairs(5)
     assert PieceCopy(tensors).advance(math.inf)
     assert all(copied(tensors))
