@@ -19,7 +19,7 @@ from regrow.models.identity import arithmetic
 from regrow.models.load import LoadedModel, load_model
 from regrow.models.once import model_directory
 from regrow.models.tokenizer import ChatTokenizer
-from regrow.policy.chunks import NOT_MEASURED, ChosenChunks, choose_chunks
+from regrow.policy.chunks import NOT_MEASURED, USUAL, ChosenChunks, choose_chunks
 from regrow.policy.keys import Namespace
 from regrow.policy.plan import ChunkTable
 from regrow.policy.request import Exactness, SamplingParams, ToolFormat
@@ -27,9 +27,6 @@ from regrow.policy.request import Exactness, SamplingParams, ToolFormat
 log = structlog.get_logger(__name__)
 FORMAT_VERSION = 1
 LEAST_CONTEXT = 256
-UNMEASURED = (
-    256  # tokens of a chunk for models that are built in memory: what they answer is the same anywhere
-)
 MOST = {"cpu": 512, "cuda": 2048}  # tokens of a chunk: larger ones are not read faster, and cut coarser
 
 
@@ -183,9 +180,10 @@ def _chunks(
     device: torch.device,
     progress: Callable[[str, float | None], None],
 ) -> ChosenChunks:
-    """Return the chunks that were asked for, or those that keep `--max-stall-ms`, measured once."""
+    """Return the chunks that were asked for, or those that keep `--max-stall-ms`, measured once. Models that
+    are built in memory are not measured: what they answer is to be the same anywhere."""
     if settings.chunk is not None or loaded.source is None:
-        return ChosenChunks(ChunkTable.uniform(settings.chunk or UNMEASURED), NOT_MEASURED)
+        return ChosenChunks(ChunkTable.uniform(settings.chunk or USUAL), NOT_MEASURED)
     most_s = settings.max_stall_ms / 1e3
     vocab = loaded.tokenizer.vocab_size
 

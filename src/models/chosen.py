@@ -20,6 +20,7 @@ from regrow.policy.plan import ChunkTable
 
 log = structlog.get_logger(__name__)
 FOLDER = "chunks"
+RULE = 2  # raised when the choice is made in another way: older ones are then left alone
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -57,7 +58,7 @@ def chosen_once(
     else choose and keep them. Where they cannot be kept, that is logged."""
     here = machine()
     name = Namespace.of(*chosen_for, here, max_stall_ms).digest
-    path = folder / FOLDER / f"{name}.json"
+    path = folder / FOLDER / f"{name}-v{RULE}.json"
     fresh: list[ChosenChunks] = []
 
     def make(part: Path) -> None:
@@ -79,7 +80,7 @@ def chosen_once(
 def all_chosen(folder: Path) -> Iterator[Kept]:
     """Yield what is kept for this machine."""
     here = machine()
-    for path in sorted((folder / FOLDER).glob("*.json")):
+    for path in sorted((folder / FOLDER).glob(f"*-v{RULE}.json")):
         try:
             kept = _read(path)
         except (msgspec.MsgspecError, ValueError):

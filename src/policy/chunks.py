@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from regrow.policy.plan import ChunkTable
 
 STEP = 64  # chunk sizes are multiples of it (P1)
+USUAL = 256  # tokens of a chunk where no size keeps the time
 MARGIN = 0.9  # of the time that is aimed at
 NOT_MEASURED = "not measured"
 HELD = "a chunk keeps it"
@@ -34,7 +35,8 @@ class ChosenChunks:
 
 def choose_chunks(timed: Sequence[Timed], most_s: float, context: int) -> ChosenChunks:
     """Return the table whose chunks take at most `most_s`, each as large as was measured and fits, for depths
-    below `context`.
+    below `context`. From where none fits on, running rows are stepped between the layers of any chunk, so
+    small ones would only read slower: there they are `USUAL`.
 
     timed: sizes at depth 0, the smallest one `STEP`, and chunks that lie deeper, of sizes that were measured
     at depth 0 too; without one, depth costs nothing. Sizes between two that were measured lie on a line.
@@ -53,8 +55,7 @@ def choose_chunks(timed: Sequence[Timed], most_s: float, context: int) -> Chosen
             if end is None or end >= context:
                 return ChosenChunks(ChunkTable(tuple(steps)), HELD)
             position = end // STEP * STEP + STEP
-    if not steps or steps[-1][1] != STEP:
-        steps.append((position, STEP))
+    steps.append((position, USUAL))
     over = f"from token {position:,} on a chunk takes longer; running streams are stepped between its layers"
     return ChosenChunks(ChunkTable(tuple(steps)), over)
 

@@ -46,6 +46,18 @@ def test_other_weights_another_bound_and_another_machine_are_chosen_for_anew(
     assert [kept.machine for kept in all_chosen(tmp_path)] == ["another one, 64 cores"]
 
 
+def test_what_was_chosen_by_another_rule_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose = Chooser()
+    once(tmp_path, choose)
+    monkeypatch.setattr(chosen, "RULE", chosen.RULE + 1)
+    assert list(all_chosen(tmp_path)) == []
+    once(tmp_path, choose)
+    assert choose.asked == 2
+    assert len(list((tmp_path / chosen.FOLDER).glob("*.json"))) == 2
+
+
 def test_what_is_kept_says_for_whom_it_is(tmp_path: Path) -> None:
     once(tmp_path, Chooser())
     (kept,) = all_chosen(tmp_path)

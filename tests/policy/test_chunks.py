@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regrow.policy.chunks import HELD, MARGIN, STEP, Timed, choose_chunks
+from regrow.policy.chunks import HELD, MARGIN, STEP, USUAL, Timed, choose_chunks
 
 CONTEXT = 8192
 SIZES = (64, 128, 256, 512)
@@ -50,16 +50,24 @@ def test_no_chunk_takes_longer_than_it_may_but_those_that_are_told(
     for depth in range(0, context, 64):
         size = chosen.table.size_at(depth)
         fits = seconds(size, depth) <= most * MARGIN + 1e-9
-        assert fits or (size == STEP and over is not None and depth >= int(over))
-        if size < 512 and fits:  # one step deeper a larger one would not fit
+        if over is not None and depth >= int(over):
+            assert size == USUAL
+            assert seconds(STEP, depth + STEP) > most * MARGIN - 1e-9
+            continue
+        assert fits
+        if size < 512:  # one step deeper a larger one would not fit
             assert seconds(size + STEP, depth + STEP) > most * MARGIN - 1e-9
 
 
-def test_where_even_the_smallest_chunk_is_too_slow_that_is_said_with_the_place() -> None:
+def test_where_even_the_smallest_chunk_is_too_slow_that_is_said_and_chunks_are_no_smaller_than_usual() -> (
+    None
+):
     chosen = choose_chunks(timed(lambda n, d: n * 1e-3 + n * d * 1e-6), 0.2, CONTEXT)
-    assert chosen.table.size_at(CONTEXT) == STEP
+    assert [chosen.table.size_at(p) for p in (1855, 1856, CONTEXT)] == [STEP, USUAL, USUAL]
     assert chosen.stall.startswith("from token 1,856 on a chunk takes longer")
-    assert choose_chunks(timed(lambda n, d: 1.0, (64,)), 0.2, CONTEXT).stall.startswith("from token 0 on")
+    busy = choose_chunks(timed(lambda n, d: 1.0, (64,)), 0.2, CONTEXT)
+    assert busy.table.steps == ((0, USUAL),)
+    assert busy.stall.startswith("from token 0 on")
 
 
 def test_without_a_deep_measurement_depth_costs_nothing() -> None:
