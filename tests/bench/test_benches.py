@@ -242,3 +242,16 @@ def test_warm_a_resumed_request_reads_what_is_new(
         assert row["reused"] >= 400
         assert row["read"] < 120
         assert row["TTFT / device"] > 1
+
+
+def test_parts_every_part_is_measured_against_the_stock_one_at_every_depth(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = load("parts")
+    monkeypatch.setattr(parts, "DEPTHS", (40, 80))
+    monkeypatch.setattr(parts, "HIDDEN", 64)
+    rows = run(parts, "parts", tmp_path, monkeypatch, "--model", "random:qwen4_exp")
+    assert [row["cells"] for row in rows] == [40, 80]
+    experts = json.loads((tmp_path / "experts.json").read_text())["rows"]
+    assert [row["rows"] for row in experts] == [1, 4]
+    assert all(ratio > 0 for row in (*rows, *experts) for ratio in row.values())
