@@ -45,9 +45,7 @@ class SlotModel:
         by_row = self.device.type == "cpu" and not left_stock("experts")
         self._decoding_experts = _DECODING_EXPERTS if by_row else _STOCK_DECODING_EXPERTS
         self._pass: str | None = None  # how the experts of the pass under way run
-        self._keep: dict[str, Any] = {"use_cache": True}
-        if "logits_to_keep" in inspect.signature(model.forward).parameters:
-            self._keep["logits_to_keep"] = 1
+        self._keeps_some_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def __call__(
         self,
@@ -63,10 +61,14 @@ class SlotModel:
         Returns the logits [batch, vocab] of each row's last token, or [batch, n, vocab] of `every` one.
         """
         name = "inputs_embeds" if tokens.is_floating_point() else "input_ids"
-        keep = {"use_cache": True} if every else self._keep
+        keep: dict[str, Any] = {}
+        if self._keeps_some_logits and not every:
+            # An index, since torch copies the whole head to multiply it by what a slice of a chunk is.
+            n = tokens.shape[1]
+            keep["logits_to_keep"] = 1 if n == 1 else torch.tensor([n - 1], device=self.device)
         with self._experts_for(call):
             cache.begin(call)
-            out = self._model(**{name: tokens}, position_ids=positions, cache=cache, **keep)
+            out = self._model(**{name: tokens}, position_ids=positions, cache=cache, use_cache=True, **keep)
         logits: torch.Tensor = out.logits
         return logits if every else logits[:, -1]
 
