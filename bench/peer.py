@@ -72,4 +72,4 @@ def _wait(server: "subprocess.Popen[bytes]", url: str) -> None:
                 return
         except urllib.error.URLError:  # not there yet, or loading
             time.sleep(0.2)
-    raise SystemExit(f"llama-server did not start: {server.args}")
+    raise SystemExit(f"llama-server did not start (exit status {server.poll()}): {server.args}")
