@@ -10,7 +10,7 @@ has met none of the messages before, so that all of them are tokenised.
 import asyncio
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import harness
@@ -84,7 +84,7 @@ async def measure(opts: harness.Options) -> list[dict[str, harness.Cell]]:
             texts = Texts(engine, opts.seed)
             system = texts.of(ROOT)
             messages = texts.chat(system, texts.of(QUESTION))
-            await ask(engine, GenerateRequest(messages=messages, max_tokens=2))
+            await ask(engine, _asking(messages, 2))
             for met in (False, True):
                 rounds = []
                 for _ in range(5 if opts.quick else 15):
@@ -93,10 +93,14 @@ async def measure(opts: harness.Options) -> list[dict[str, harness.Cell]]:
                         (*history, {"role": "user", "content": texts.of(QUESTION)}) for _ in range(2)
                     )
                     messages = asked
-                    requests = (GenerateRequest(messages=chat, max_tokens=4) for chat in (asked, another))
+                    requests = (_asking(chat, 4) for chat in (asked, another))
                     rounds.append(await warm(engine, *requests, met=met))
                 rows.append(row(kind, met, rounds))
     return rows
+
+
+def _asking(messages: Sequence[Mapping[str, str]], tokens: int) -> GenerateRequest:
+    return GenerateRequest(messages=tuple(messages), max_tokens=tokens, ignore_eos=True)
 
 
 def main() -> None:
