@@ -4,7 +4,8 @@
 
 The math library is pinned to one code path before torch loads, since some fp32 matmuls otherwise depend on
 the number of threads (docs/exactness.md); idle OpenMP threads sleep, so that other processes are not slowed;
-transformers does not advise in our logs to install kernels.
+oneDNN keeps what it made for the last shapes alone, not for a thousand (docs/log.md); transformers does not
+advise in our logs to install kernels.
 """
 
 import os
@@ -12,6 +13,8 @@ from importlib import import_module
 
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
