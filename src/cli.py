@@ -61,6 +61,11 @@ CHAT_TEMPLATE = _setting(
     "chat-template", text("FILE"), "a Jinja template, or the path of its file", "the model's"
 )
 DTYPES = one_of("auto", "float32", "bfloat16", "float16")
+QUANT = _setting(
+    "quant",
+    one_of("none", "int8", "int4", "auto"),
+    "how weights are kept; auto = as the codes of 4 or 8 bits that the model's file holds, if any",
+)
 LEVELS = one_of("debug", "info", "warning", "error")
 NATURAL = whole(0)
 DEADLINE = real(0.001)
@@ -79,6 +84,7 @@ SERVE = {
     "model": (
         _setting("ctx", whole(64, auto=True), "tokens a slot holds", "the model's, or what fits", "context"),
         _setting("dtype", DTYPES, "what weights and cells are kept in"),
+        QUANT,
         CHAT_TEMPLATE,
         _setting(
             "tool-format",
@@ -152,7 +158,7 @@ CHAT = {
 }
 CACHE = {"cache": (CACHE_DIR, CONFIG)}
 MODELS = {"models": (MODEL_DIR, CONFIG)}
-DOCTOR = {"model": (CHAT_TEMPLATE, MODEL_DIR, CONFIG)}
+DOCTOR = {"model": (CHAT_TEMPLATE, QUANT, MODEL_DIR, CONFIG)}
 BENCHES = {
     "bench": (Option("quick", "quick", SWITCH, False, "small sizes"), CONFIG),
     "a server": (
@@ -389,12 +395,14 @@ def _models(arguments: argparse.Namespace) -> int:
 
 def _doctor(arguments: argparse.Namespace) -> int:
     values = values_of(DOCTOR, arguments)
+    from regrow.gpu.fast import native
     from regrow.models.outlook import model_rows_of
     from regrow.models.report import doctor_rows
 
     machine = doctor_rows(values["model_dir"])
-    model = model_rows_of(values["model"], values["model_dir"], values["chat_template"])
-    return _print_rows(("subject", "found", "what it means"), [*machine, *model])
+    kernels = ("native kernels", native.state(), "decode steps" if native.library() else "torch's are used")
+    model = model_rows_of(values["model"], values["model_dir"], values["chat_template"], values["quant"])
+    return _print_rows(("subject", "found", "what it means"), [*machine, kernels, *model])
 
 
 def _print_rows(heads: tuple[str, str, str], rows: Iterable[tuple[str, str, str]]) -> int:

@@ -13,7 +13,7 @@ from regrow.config import EngineSettings, ServerSettings
 EVERY_OPTION = """
 random:llama --ctx 512 --dtype bfloat16 --chat-template t.jinja --model-dir /m --served-model-name a,b
 --device cpu --threads 2 --parallel 3 --chunk 128 --max-stall-ms 50 --decode-share 0.25 --exact off
---cache off --checkpoints 2 --checkpoint-every 64 --roots 1 --root-min 9 --cache-mib 77
+--cache off --checkpoints 2 --checkpoint-every 64 --roots 1 --root-min 9 --cache-mib 77 --quant int8
 --root-cells never --verify reread --scrub-s 9 --debug-digest
 --repack-cold --conversation-ttl 60 --data-dir /d
 --api-key one,two --cors http://a.org,http://b.org
@@ -55,6 +55,7 @@ def test_every_option_reaches_its_setting(settings) -> None:
         model="random:llama",
         context=512,
         dtype="bfloat16",
+        quant="int8",
         chat_template="t.jinja",
         model_dir=Path("/m"),
         device="cpu",
@@ -312,6 +313,7 @@ def test_doctor_tells_of_the_model_that_is_named_anywhere(
     monkeypatch.setenv("COLUMNS", "200")
     assert "model demo not here yet" in told()
     assert "chat template the model's own" in told("random:llama")
+    assert "native kernels" in told()
     monkeypatch.setenv("REGROW_MODEL", "random:falcon_h1")
     assert "falcon_h1, from random weights" in told()
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"

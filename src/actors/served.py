@@ -7,15 +7,17 @@ from dataclasses import dataclass
 import structlog
 import torch
 
-from regrow.config import EngineSettings
+from regrow.config import EngineSettings, Quant
 from regrow.errors import BadConfig
 from regrow.gpu.chunk_times import time_chunks
+from regrow.gpu.fast import native
+from regrow.gpu.fast.prepare import Prepared, prepare
 from regrow.gpu.memory import MIB, cache_budget, context_that_fits, device_memory, host_memory
 from regrow.gpu.runner import ModelRunner
 from regrow.gpu.types import Geometry, Runner
 from regrow.models.answer_reader import ThinkingTags
 from regrow.models.chosen import chosen_once
-from regrow.models.identity import arithmetic
+from regrow.models.identity import arithmetic, math_environment
 from regrow.models.load import LoadedModel, load_model
 from regrow.models.once import model_directory
 from regrow.models.tokenizer import ChatTokenizer
@@ -32,11 +34,35 @@ MOST = {"cpu": 512, "cuda": 2048}  # tokens of a chunk: larger ones are not read
 
 @dataclass(frozen=True, slots=True)
 class RunsOn:
-    """What was decided at start: the device and the dtype as torch names them, threads of its library."""
+    """What was decided at start: the device and the dtype as torch names them, threads of its library.
+
+    linear: what the linear layers became, in words; linear_bytes: of their weights. native: the state of the
+    native kernels. environment: what the math library and OpenMP were told.
+    """
 
     device: str
     dtype: str
     threads: int
+    quant: Quant
+    linear: str
+    linear_bytes: int
+    native_layers: int
+    native: str
+    environment: dict[str, str]
+
+    @classmethod
+    def of(cls, device: torch.device, dtype: torch.dtype, prepared: Prepared) -> "RunsOn":
+        return cls(
+            str(device),
+            str(dtype).removeprefix("torch."),
+            torch.get_num_threads(),
+            prepared.quant,
+            str(prepared),
+            prepared.nbytes,
+            prepared.layers,
+            native.state(),
+            math_environment(),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +147,9 @@ def load_served(settings: EngineSettings, progress: Callable[[str, float | None]
         tool_format=settings.tool_format,
         progress=progress,
     )
+    dtype = loaded.module.dtype
+    progress("preparing weights", None)
+    prepared = prepare(loaded.module, settings.quant, loaded.packed)
     exact: Exactness = settings.exact or ("full" if device.type == "cuda" else "cache")
     progress("allocating slots", None)
     runner = ModelRunner(
@@ -130,8 +159,11 @@ def load_served(settings: EngineSettings, progress: Callable[[str, float | None]
         exact,
     )
     budget = max(_budget(settings) - runner.lane_bytes, 0)
-    identity = (loaded.fingerprint, str(loaded.module.dtype), arithmetic(device))
+    codes = "" if prepared.quant == "none" else loaded.packed.digest
+    computed = (arithmetic(device), native.identity(), *prepared.identity)
+    identity = (loaded.fingerprint, str(dtype), codes, *computed)
     chunks = _chunks(settings, loaded, runner, identity, device, progress)
+    runs_on = RunsOn.of(device, dtype, prepared)
     served = Served(
         name=loaded.name,
         runner=runner,
@@ -141,10 +173,10 @@ def load_served(settings: EngineSettings, progress: Callable[[str, float | None]
         exact=exact,
         default_sampling=loaded.default_sampling,
         budget=budget,
-        runs_on=RunsOn(str(device), str(loaded.module.dtype).removeprefix("torch."), torch.get_num_threads()),
+        runs_on=runs_on,
         stall=chunks.stall,
     )
-    _say_what_holds(settings, served, device)
+    _say_what_holds(settings, served, runs_on)
     return served
 
 
@@ -205,7 +237,7 @@ def _budget(settings: EngineSettings) -> int:
     return cache_budget(*host_memory())
 
 
-def _say_what_holds(settings: EngineSettings, served: Served, device: torch.device) -> None:
+def _say_what_holds(settings: EngineSettings, served: Served, runs_on: RunsOn) -> None:
     """One line at the start says what is effective (E3)."""
     geometry, runner = served.runner.geometry, served.runner
     checkpoint = geometry.bytes_per_checkpoint
@@ -213,7 +245,7 @@ def _say_what_holds(settings: EngineSettings, served: Served, device: torch.devi
     log.info(
         "serving",
         model=served.name,
-        device=str(device),
+        device=runs_on.device,
         kind="hybrid" if geometry.hybrid else "attention only",
         exact=served.exact,
         slots=runner.slots,
@@ -226,6 +258,11 @@ def _say_what_holds(settings: EngineSettings, served: Served, device: torch.devi
         roots=settings.roots if settings.cache else 0,
         parked="in host memory" if settings.cache else "off",
         disk=str(settings.cache_dir) if settings.cache and settings.cache_dir else "off",
+        linear=runs_on.linear,
+        linear_mib=runs_on.linear_bytes // MIB,
+        quant=runs_on.quant,
+        native_kernels=runs_on.native,
+        threads=runs_on.threads,
         chunks=served.table.told,
         max_stall_ms=settings.max_stall_ms,
         stall=served.stall,

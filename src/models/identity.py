@@ -33,6 +33,12 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
+def math_environment() -> dict[str, str]:
+    """Return what the environment tells the math library and OpenMP; src/__init__.py has defaults."""
+    names = ("MKL_CBWR", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_NUM_THREADS", "REGROW_NATIVE")
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
 def arithmetic(device: torch.device) -> tuple[str | int, ...]:
     """Return what decides, beside the model and the chunks, the bits that a computation gives (D3): the build
     of torch, and the device or the instruction set; the number of threads only where the math library is not

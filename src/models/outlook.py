@@ -5,12 +5,14 @@ from pathlib import Path
 
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
+from regrow.config import Quant
 from regrow.errors import ModelRefused
 from regrow.models.byte_tokenizer import byte_tokenizer
 from regrow.models.chosen import all_chosen
 from regrow.models.directory import read_directory
 from regrow.models.load import context_of, sampling_of
 from regrow.models.once import model_directory
+from regrow.models.packed import PackedWeights
 from regrow.models.random_models import PREFIX, parse_random, random_config
 from regrow.models.report import Row
 from regrow.models.sources import present
@@ -20,7 +22,12 @@ from regrow.policy.request import SamplingParams
 _GENERATION = "generation_config.json"
 
 
-def model_rows_of(name: str, model_dir: Path | None = None, chat_template: str | None = None) -> list[Row]:
+def model_rows_of(
+    name: str,
+    model_dir: Path | None = None,
+    chat_template: str | None = None,
+    quant: Quant = "auto",
+) -> list[Row]:
     """Return what would be served under `name`; a model that cannot be served is a row with the reason.
 
     Raises BadConfig for a chat template that is none.
@@ -36,7 +43,7 @@ def model_rows_of(name: str, model_dir: Path | None = None, chat_template: str |
             return [Row("model", name, "not here yet: `regrow serve` fetches or converts it once")]
         config, tokenizer = read_directory(path)
         rows = _rows(name, str(path), config, tokenizer, _generation(path, config), chat_template)
-        return [*rows, *_chunk_rows(name, folder)]
+        return [*rows, _weights_row(path, quant), *_chunk_rows(name, folder)]
     except ModelRefused as error:
         return [Row("model", name, f"cannot be served: {error}")]
 
@@ -56,6 +63,17 @@ def _rows(
         _template_row(chat, chat_template),
         _sampling_row(sampling_of(generation)),
     ]
+
+
+def _weights_row(path: Path, quant: Quant) -> Row:
+    kinds = [f"{count} as codes of {bits} bits" for bits, count in PackedWeights(path).counts().items()]
+    uses = {
+        "auto": "uses these, where the native kernels are there" if kinds else "leaves all as they are",
+        "none": "leaves all as they are",
+        "int8": "rounds what has not so many to 8 bits",
+        "int4": "rounds what has not so many to 4 bits, the head to 8",
+    }
+    return Row("linear layers", ", ".join(kinds) or "as weights alone", f"--quant {quant} {uses[quant]}")
 
 
 def _chunk_rows(name: str, folder: Path) -> list[Row]:

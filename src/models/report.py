@@ -12,6 +12,7 @@ import torch
 
 from regrow.models import demo
 from regrow.models.gguf import converted_path
+from regrow.models.identity import math_environment
 from regrow.models.once import model_directory
 from regrow.models.precision import choose_dtype
 from regrow.models.random_configs import FAMILIES
@@ -42,6 +43,11 @@ def doctor_rows(model_dir: Path | None = None) -> list[Row]:
             "threads",
             str(torch.get_num_threads()),
             f"of {len(os.sched_getaffinity(0))} cores that may be used",
+        ),
+        Row(
+            "math library",
+            ", ".join(f"{name}={value}" for name, value in math_environment().items()) or "its own defaults",
+            "what the environment tells it and OpenMP",
         ),
         _memory_row(),
         _directory_row(model_directory(model_dir)),

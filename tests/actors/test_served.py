@@ -6,18 +6,21 @@ from typing import Any, cast
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from structlog.testing import capture_logs
 
 from regrow.actors import served
-from regrow.actors.served import ModelInfo, RunsOn, Served, load_served
+from regrow.actors.served import ModelInfo, Served, load_served
 from regrow.config import EngineSettings
 from regrow.errors import BadConfig, ModelRefused
+from regrow.gpu.fast import native
 from regrow.gpu.memory import MIB
 from regrow.gpu.runner import ModelRunner
 from regrow.gpu.types import Runner
 from regrow.models.byte_tokenizer import byte_tokenizer
 from regrow.models.random_models import build_random
 from regrow.policy.chunks import HELD, NOT_MEASURED, Timed
+from tests.models.gguf_files import tiny, write_gguf
 
 TINY = EngineSettings(model="random:qwen3_5:tiny", parallel=2, context=512, dtype="float32", device="cpu")
 
@@ -114,6 +117,43 @@ def test_the_chunks_of_a_real_model_can_be_measured(kept_model: str, tmp_path: P
     assert ModelInfo.of(loaded).chunks == loaded.table.told
 
 
+@pytest.mark.skipif(native.library() is None, reason=f"the native kernels are {native.state()}")
+def test_what_weights_are_kept_in_is_said_and_changes_the_namespace() -> None:
+    loaded = {quant: load(quant=quant) for quant in ("none", "auto", "int8", "int4")}
+    spaces = {quant: served.namespace for quant, (served, _) in loaded.items()}
+    assert spaces["none"] == spaces["auto"], "a random model has no codes"
+    assert len(set(spaces.values())) == 3
+    served, line = loaded["int8"]
+    assert line["quant"] == "int8"
+    assert line["linear"].endswith("of 8 bits") or "of 8 bits," in line["linear"]
+    assert line["native_kernels"] == native.state()
+    runs_on = ModelInfo.of(served).runs_on
+    assert runs_on is not None
+    assert (runs_on.quant, runs_on.linear) == ("int8", line["linear"])
+    assert loaded["none"][1]["linear_mib"] > line["linear_mib"]
+
+
+def test_other_kernels_are_another_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = load()[0].namespace
+    monkeypatch.setattr(native, "identity", lambda: "others")
+    assert load()[0].namespace != before
+
+
+def test_the_codes_of_a_file_are_used_and_are_a_namespace_of_their_own(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", tiny("llama"), "llama", GGMLQuantizationType.Q8_0)
+    settings = {"model": str(file), "model_dir": tmp_path, "chunk": 64}
+    auto, line = load(**settings)
+    plain, other = load(**settings, quant="none")
+    assert (line["quant"], line["linear"]) == ("auto", "15 of 8 bits")
+    assert (other["quant"], other["linear"]) == ("none", "15 as they are")
+    assert auto.namespace != plain.namespace
+
+
+def test_weights_that_cannot_be_kept_so_are_refused_by_the_option_s_name() -> None:
+    with pytest.raises(BadConfig, match=r"--quant int8: .*not for cpu in float16; give none or auto"):
+        load(quant="int8", dtype="float16")
+
+
 def test_verifying_takes_a_slot_more() -> None:
     assert load(verify=True)[0].runner.slots == 3
 
@@ -150,6 +190,7 @@ def test_the_number_of_threads_is_set() -> None:
     try:
         runs_on = load(threads=1)[0].runs_on
         assert torch.get_num_threads() == 1
-        assert runs_on == RunsOn("cpu", "float32", 1)
+        assert runs_on is not None
+        assert (runs_on.device, runs_on.dtype, runs_on.threads) == ("cpu", "float32", 1)
     finally:
         torch.set_num_threads(before)

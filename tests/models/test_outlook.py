@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType
 from transformers import GenerationConfig
 
 from regrow.errors import BadConfig
 from regrow.models import demo
 from regrow.models.byte_tokenizer import byte_tokenizer
 from regrow.models.chosen import chosen_once
-from regrow.models.gguf import converted_path
+from regrow.models.gguf import convert_gguf, converted_path
 from regrow.models.identity import file_digest
 from regrow.models.load import load_model
 from regrow.models.outlook import model_rows_of
@@ -17,7 +18,7 @@ from regrow.models.progress import silent
 from regrow.models.report import Row
 from regrow.policy.chunks import ChosenChunks
 from regrow.policy.plan import ChunkTable
-from tests.models.gguf_files import tiny
+from tests.models.gguf_files import tiny, write_gguf
 
 
 @pytest.fixture
@@ -57,6 +58,20 @@ def test_the_chunks_that_were_chosen_for_it_are_told_and_whether_they_keep_the_b
     row = outlook(folder, model_dir=tmp_path)["chunks"]
     assert row.fact == "256, 64 from 2,048 (tokens)"
     assert row.note == "--max-stall-ms 150: from token 4,096 on a chunk takes longer"
+
+
+def test_what_its_file_holds_as_codes_is_told_and_what_an_option_makes_of_it(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "some.gguf", tiny("llama"), "llama", GGMLQuantizationType.Q8_0)
+    convert_gguf(file, tmp_path, silent)
+    row = outlook(file, model_dir=tmp_path)["linear layers"]
+    assert row.fact == "15 as codes of 8 bits"
+    assert row.note.startswith("--quant auto uses these")
+    assert "rounds" in outlook(file, model_dir=tmp_path, quant="int4")["linear layers"].note
+
+
+def test_a_directory_without_codes_is_told_so(folder: Path) -> None:
+    row = outlook(folder)["linear layers"]
+    assert (row.fact, row.note) == ("as weights alone", "--quant auto leaves all as they are")
 
 
 def test_a_model_that_recommends_no_sampling_is_greedy(folder: Path) -> None:

@@ -20,6 +20,8 @@ def test_doctor_says_what_auto_means_and_why(monkeypatch: pytest.MonkeyPatch) ->
     assert "amx_bf16" in rows["dtype"].note
     assert rows["torch"].fact == torch.__version__
     assert "transformers" in rows["packages"].fact
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert "OMP_WAIT_POLICY=active" in {row.subject: row for row in doctor_rows()}["math library"].fact
 
 
 def test_doctor_makes_no_directory(tmp_path: Path) -> None:

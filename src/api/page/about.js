@@ -19,6 +19,7 @@ function showAbout({ version, served_names, model, cache, settings }) {
     ["Model", model.name],
     ["Kind", model.hybrid ? "hybrid: it keeps a running state beside its cells" : "attention only"],
     ...(model.runs_on ? [["Runs on", `${model.runs_on.device} in ${model.runs_on.dtype}, ${plural(model.runs_on.threads, "thread")}`]] : []),
+    ...(model.runs_on ? [["Linear layers", `${model.runs_on.linear}, ${bytes(model.runs_on.linear_bytes)}`]] : []),
     ["Context", plural(model.context, "token")],
     ["A token takes", bytes(model.bytes_per_token)],
     ["A checkpoint takes", model.hybrid ? bytes(model.bytes_per_checkpoint) : "nothing"],
