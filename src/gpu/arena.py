@@ -6,6 +6,9 @@ state twice: rest rows, used for reading, and decode rows, where row i of a step
 Addressing is by (slot, a, b), so that other layouts can take this one's place.
 """
 
+from math import prod
+
+import numpy as np
 import torch
 
 from regrow.errors import ModelRefused
@@ -13,6 +16,7 @@ from regrow.gpu.types import CellSpec, Geometry, StateKind, StateSpec
 
 CellKey = tuple[int, str]
 StateKey = tuple[int, StateKind, int]
+ALIGNED = 64  # bytes, as torch's own tensors are
 
 
 class Arenas:
@@ -69,4 +73,10 @@ class Arenas:
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         with torch.inference_mode(False):  # an inference tensor could not be written by a copy thread
-            return torch.zeros(shape, dtype=dtype, device=self.device)
+            if self.device.type != "cpu":
+                return torch.zeros(shape, dtype=dtype, device=self.device)
+            # the system's zeros, which take memory only once they are written to
+            size = prod(shape) * dtype.itemsize
+            blank = np.zeros(size + ALIGNED, np.uint8)
+            start = -blank.ctypes.data % ALIGNED
+            return torch.from_numpy(blank[start : start + size]).view(dtype).view(shape)

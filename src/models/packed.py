@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from safetensors import safe_open
@@ -56,7 +56,7 @@ class PackedWeights(Mapping[str, PackedWeight]):
     def __init__(self, directory: Path | None) -> None:
         path = None if directory is None else directory / FILE
         self._path = path if path is not None and path.exists() else None
-        self._file: Any = None if self._path is None else safe_open(self._path, "pt")
+        self._file = None if self._path is None else cast(Any, safe_open(self._path, "pt"))
         keys = [] if self._file is None else self._file.keys()
         self._names = dict.fromkeys(sorted(k.removesuffix(".codes") for k in keys if k.endswith(".codes")))
 
