@@ -68,7 +68,9 @@ def test_a_layer_whose_weight_the_models_code_takes_is_left_alone() -> None:
 
     def own(self: Any, x: torch.Tensor) -> torch.Tensor:
         up = linear(x, self.up_proj.weight)  # not called at all
-        return self.down_proj(self.act_fn(self.gate_proj(x.to(self.gate_proj.weight.dtype))) * up)
+        gate = self.act_fn(self.gate_proj(x.to(self.gate_proj.weight.dtype)))
+        out: torch.Tensor = self.down_proj(gate * up)
+        return out
 
     first.forward = MethodType(own, first)
     wanted = logits(model, FEW)
