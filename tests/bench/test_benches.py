@@ -244,6 +244,17 @@ def test_warm_a_resumed_request_reads_what_is_new(
         assert row["TTFT / device"] > 1
 
 
+def test_perplexity_is_told_for_every_way_to_keep_weights_by_reading_and_by_decoding(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = run(load("perplexity"), "perplexity", tmp_path, monkeypatch, "--model", "random:llama")
+    assert [row["quant"] for row in rows] == ["none", "int8", "int4", "auto"]
+    plain, int8, int4, auto = rows
+    assert (plain["ratio"], plain["ratio "]) == (auto["ratio"], auto["ratio "]) == (1.0, 1.0)
+    assert abs(plain["reading"] / plain["decoding"] - 1) < 0.02
+    assert int4["MiB"] < int8["MiB"] < plain["MiB"]
+
+
 def test_parts_every_part_is_measured_against_the_stock_one_at_every_depth(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
