@@ -94,8 +94,8 @@ def row(
     }
 
 
-def sample(path: Path, half: str, count: int, seed: int, chunk: int) -> list[list[Turn]]:
-    """Return `count` traces of one half of the file."""
+def sample(path: Path, half: str, count: int | None, seed: int, chunk: int) -> list[list[Turn]]:
+    """Return `count` traces of one half of the file, None for all."""
     with gzip.open(path, "rt") as file:
         lines = file.readlines()
     random.Random(seed).shuffle(lines)
@@ -107,7 +107,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--traces", type=Path, default=TRACES)
     parser.add_argument("--half", choices=("tune", "report"), default="report")
-    parser.add_argument("--sample", type=int)
+    parser.add_argument("--sample", type=int, help="how many of them; without it 20 with --quick, else all")
     mine, sys.argv[1:] = parser.parse_known_args()
     return mine
 
@@ -119,8 +119,7 @@ def main() -> None:
         print(f"skipped: there are no traces at {mine.traces}; name them with --traces")
         return
     size, settings = SIZES[opts.model], EngineSettings()
-    count = mine.sample or (20 if opts.quick else 60)
-    traces = sample(mine.traces, mine.half, count, opts.seed, CHUNK)
+    traces = sample(mine.traces, mine.half, mine.sample or (20 if opts.quick else None), opts.seed, CHUNK)
     gc.freeze()  # they are many, and stay
     each = weight(traces, size, settings.checkpoints)
     rows = []

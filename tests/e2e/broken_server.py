@@ -5,6 +5,7 @@ fails: every read raises. hangs: the first read never returns.
 
 import sys
 import threading
+from collections.abc import Callable
 from typing import NoReturn
 
 from regrow.cli import main
@@ -15,16 +16,16 @@ reads = 0
 sound = ModelRunner.read
 
 
-def fails(runner: ModelRunner, chunk: Chunk) -> NoReturn:
+def fails(runner: ModelRunner, chunk: Chunk, between: object = None) -> NoReturn:
     raise RuntimeError("the bus fell off")
 
 
-def hangs(runner: ModelRunner, chunk: Chunk) -> ReadResult:
+def hangs(runner: ModelRunner, chunk: Chunk, between: Callable[[], None] | None = None) -> ReadResult:
     global reads
     reads += 1
     if reads == 1:
         threading.Event().wait()
-    return sound(runner, chunk)
+    return sound(runner, chunk, between)
 
 
 if __name__ == "__main__":

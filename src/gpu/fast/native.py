@@ -22,6 +22,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "regrow_layer": [_POINTER] * 2,
     "regrow_delta": [_POINTER] * 2,
     "regrow_mlp": [_POINTER] * 4 + [_INT] * 2,
+    "regrow_gate": [_POINTER] * 2 + [_INT] * 3,
     "regrow_norm": [_POINTER] * 3 + [ctypes.c_int64] + [_INT] * 2,
     "regrow_quantize": [_POINTER] + [_INT] * 4 + [_POINTER] * 3,
     "regrow_tile": [_POINTER] * 3 + [_INT] * 3 + [_POINTER],

@@ -5,7 +5,7 @@ rounding.
 """
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -39,20 +39,22 @@ class NativeNorm:
 
 
 class NativeMlp:
-    """A gated SiLU MLP for up to `FEW` rows; more go through the module's own code."""
+    """A gated SiLU MLP. For more than `FEW` rows its products are torch's, and the gate alone is native."""
 
-    def __init__(self, stock: Callable[[torch.Tensor], torch.Tensor], gate_up: Kin, down: Kin) -> None:
+    def __init__(self, gate_up: Kin, down: Kin) -> None:
         self._library = native.needed()
-        self._stock, self._products = stock, (gate_up[0], down[0])
-        self._at = [ctypes.addressof(product.native) for product in self._products]
+        self._gate_up, self._down = gate_up[0], down[0]
+        self._at = [ctypes.addressof(product.native) for product in (self._gate_up, self._down)]
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.numel() // x.shape[-1]
+        rows, bf16 = x.numel() // x.shape[-1], x.dtype == torch.bfloat16
         if rows > FEW:
-            return self._stock(x)
+            both = self._gate_up(x.reshape(rows, -1))
+            gated = x.new_empty(rows, self._down.native.inputs)
+            self._library.regrow_gate(both.data_ptr(), gated.data_ptr(), rows, gated.shape[1], bf16)
+            return self._down(gated).view(*x.shape[:-1], -1)
         x = x.contiguous()
-        y = x.new_empty(*x.shape[:-1], self._products[1].native.outputs)
-        bf16 = x.dtype == torch.bfloat16
+        y = x.new_empty(*x.shape[:-1], self._down.native.outputs)
         self._library.regrow_mlp(*self._at, x.data_ptr(), y.data_ptr(), rows, bf16)
         return y
 
@@ -91,12 +93,13 @@ def _mlp(name: str, module: nn.Module, products: Mapping[str, Kin], dtype: torch
     gate_up, out = products.get(gate), products.get(down)
     if gate_up is None or out is None or gate_up[1] != (gate, up) or out[1] != (down,):
         return None
-    mlp = NativeMlp(module.forward, gate_up, out)
-    return mlp if _agree(module, mlp, gate_up[0].native.inputs, dtype) else None
+    mlp, inputs = NativeMlp(gate_up, out), gate_up[0].native.inputs
+    same = all(_agree(module, mlp, inputs, dtype, rows) for rows in (3, FEW + 1))
+    return mlp if same else None
 
 
-def _agree(module: nn.Module, part: Any, size: int, dtype: torch.dtype) -> bool:
-    x = torch.randn(3, 1, size, generator=torch.Generator().manual_seed(0)).to(dtype)
+def _agree(module: nn.Module, part: Any, size: int, dtype: torch.dtype, rows: int = 3) -> bool:
+    x = torch.randn(rows, 1, size, generator=torch.Generator().manual_seed(0)).to(dtype)
     with torch.inference_mode():
         try:
             wanted = module(x)

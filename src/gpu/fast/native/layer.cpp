@@ -134,6 +134,19 @@ REGROW_API void regrow_mlp(const regrow::Product* gate_up, const regrow::Product
           : run(static_cast<const float*>(x), static_cast<float*>(y));
 }
 
+// x [rows, 2 size]: gates, then what they are for; y [rows, size] = silu(gate) * other. Both bfloat16 or both float32.
+REGROW_API void regrow_gate(const void* x, void* y, int rows, int size, int is_bf16) {
+  const auto run = [&](auto* in, auto* out) {
+#pragma omp parallel for schedule(static)
+    for (int r = 0; r < rows; r++) {
+      const auto* row = in + std::ptrdiff_t(r) * 2 * size;
+      regrow::gate(row, row + size, out + std::ptrdiff_t(r) * size, size);
+    }
+  };
+  is_bf16 ? run(static_cast<const regrow::bf16*>(x), static_cast<regrow::bf16*>(y))
+          : run(static_cast<const float*>(x), static_cast<float*>(y));
+}
+
 // x and y [rows, size], both bfloat16 or both float32.
 REGROW_API void regrow_norm(const regrow::Norm* norm, const void* x, void* y, std::int64_t rows, int size, int is_bf16) {
   const auto run = [&](auto* in, auto* out) {
