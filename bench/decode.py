@@ -82,8 +82,8 @@ def bandwidth() -> float:
 
 async def measure(opts: harness.Options) -> list[dict[str, harness.Cell]]:
     tokens, repeats = (32, 3) if opts.quick else (96, 5)
-    stock = load_model(opts.model).module
-    limit = bandwidth() / sum(p.nbytes for p in stock.parameters())
+    stock = (await harness.apart(load_model, opts.model)).module
+    limit = await harness.apart(bandwidth) / sum(p.nbytes for p in stock.parameters())
     context = DEPTH + tokens + SPARE
     most = max(streams for streams, _ in CASES)
     settings = EngineSettings(
@@ -102,7 +102,7 @@ async def measure(opts: harness.Options) -> list[dict[str, harness.Cell]]:
                     prompts = [prompt(opts.seed + depth, depth, stream) for stream in range(streams)]
                     once = {"regrow": await engine_rate(engine, prompts, tokens)}
                     if depth == PROMPT:
-                        once["generate"] = await asyncio.to_thread(generate_rate, stock, prompts[0], tokens)
+                        once["generate"] = await harness.apart(generate_rate, stock, prompts[0], tokens)
                     for name, peer in peers.items():
                         once[name] = await peer_rate(peer, prompts, tokens)
                     for name, rate in once.items() if repeat >= 0 else ():

@@ -5,17 +5,21 @@ machines mean little. Every table names the model, the exactness mode and the se
 """
 
 import argparse
+import asyncio
 import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
 from regrow.api.logs import configure_logs
 
+T = TypeVar("T")
 Cell = str | int | float | None
 
 
@@ -65,6 +69,13 @@ def report(name: str, opts: Options, title: str, rows: Sequence[Mapping[str, Cel
     path = opts.out / f"{name}.json"
     path.write_text(json.dumps(facts, indent=1) + "\n")
     print(f"written: {path}")
+
+
+async def apart(function: Callable[..., T], *args: object) -> T:
+    """Run `function` in a thread that ends with it, and with it the OpenMP threads it has started: where more
+    of these live than there are cores, none spins, and what is measured beside it is slowed."""
+    with ThreadPoolExecutor(max_workers=1) as once:
+        return await asyncio.get_running_loop().run_in_executor(once, function, *args)
 
 
 def median(values: Sequence[float]) -> float:

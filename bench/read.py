@@ -64,7 +64,7 @@ async def measure(opts: harness.Options) -> list[dict[str, harness.Cell]]:
     files: Sequence[Path] = ()
     if opts.llama_server is not None:
         files = opts.gguf or (demo_path(model_directory()),)
-    loaded = load_model(opts.model)
+    loaded = await harness.apart(load_model, opts.model)
     context = min(max(lengths), loaded.context)
     settings = EngineSettings(
         model=opts.model, exact=opts.exact, quant=opts.quant, parallel=1, context=context
@@ -83,7 +83,7 @@ async def measure(opts: harness.Options) -> list[dict[str, harness.Cell]]:
                     ids = prompt(rng, length)
                     once = {
                         "regrow": await engine_rate(engine, ids),
-                        "transformers": await asyncio.to_thread(stock_rate, loaded.module, ids),
+                        "transformers": await harness.apart(stock_rate, loaded.module, ids),
                     }
                     for name, peer in peers.items():
                         once[name] = (await asyncio.to_thread(peer.complete, ids, 1)).read_per_s

@@ -3,7 +3,7 @@
     from regrow import Engine, EngineSettings, GenerateRequest
 
 The math library is pinned to one code path before torch loads, since some fp32 matmuls otherwise depend on
-the number of threads (docs/exactness.md); idle OpenMP threads sleep, so that other processes are not slowed;
+the number of threads (docs/exactness.md); OpenMP threads sleep soon, so that other processes are not slowed;
 oneDNN keeps what it made for the last shapes alone, not for a thousand (docs/log.md); transformers does not
 advise in our logs to install kernels.
 """
@@ -12,7 +12,9 @@ import os
 from importlib import import_module
 
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ["OMP_WAIT_POLICY"] = "passive"
+    os.environ.setdefault("GOMP_SPINCOUNT", "50000")  # some milliseconds
 os.environ.setdefault("LRU_CACHE_CAPACITY", "64")
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

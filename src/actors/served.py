@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import structlog
@@ -133,8 +134,15 @@ class ModelInfo:
 def load_served(settings: EngineSettings, progress: Callable[[str, float | None], None]) -> Served:
     """Load the model that `settings` name and allocate its slots. Blocks; run it off the event loop.
 
+    The thread that loads ends with it, and so do its OpenMP threads: where more of them live than there are
+    cores, none spins for the next piece of work, and a decode step takes twice as long.
     Raises ModelRefused with the reason, or BadConfig naming the option.
     """
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="load") as once:
+        return once.submit(_load_served, settings, progress).result()
+
+
+def _load_served(settings: EngineSettings, progress: Callable[[str, float | None], None]) -> Served:
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     device = _device(settings)
