@@ -22,7 +22,7 @@ from regrow.models.load import load_model
 from regrow.models.once import model_directory
 
 PROMPT = 32
-DEPTH = 4_000
+DEPTH = 4_097  # one more than a cut, so that a prompt that was read is not read again
 CASES = ((1, PROMPT), (2, PROMPT), (4, PROMPT), (1, DEPTH), (4, DEPTH))  # streams, tokens before the first
 SPARE = 64
 
@@ -84,8 +84,8 @@ async def measure(opts: harness.Options) -> list[dict[str, harness.Cell]]:
     tokens, repeats = (32, 3) if opts.quick else (96, 5)
     stock = (await harness.apart(load_model, opts.model)).module
     limit = await harness.apart(bandwidth) / sum(p.nbytes for p in stock.parameters())
-    context = DEPTH + tokens + SPARE
     most = max(streams for streams, _ in CASES)
+    context = DEPTH + most * tokens + SPARE
     settings = EngineSettings(
         model=opts.model, exact=opts.exact, quant=opts.quant, parallel=most, context=context
     )
@@ -97,14 +97,17 @@ async def measure(opts: harness.Options) -> list[dict[str, harness.Cell]]:
         }
         async with Engine.open(settings) as engine:
             for streams, depth in CASES:
+                drawn = tokens * (streams if depth == DEPTH else 1)  # they begin one after the other
                 rates: dict[str, list[float]] = {}
                 for repeat in range(-1, repeats):  # the first one warms up, and has the prompts read
                     prompts = [prompt(opts.seed + depth, depth, stream) for stream in range(streams)]
-                    once = {"regrow": await engine_rate(engine, prompts, tokens)}
+                    once = {"regrow": await engine_rate(engine, prompts, drawn)}
                     if depth == PROMPT:
                         once["generate"] = await harness.apart(generate_rate, stock, prompts[0], tokens)
                     for name, peer in peers.items():
-                        once[name] = await peer_rate(peer, prompts, tokens)
+                        once[name] = await peer_rate(peer, prompts, drawn)
+                    if repeat >= 0 and once["regrow"] <= 0:
+                        raise SystemExit("the streams did not run at once: they need more tokens")
                     for name, rate in once.items() if repeat >= 0 else ():
                         rates.setdefault(name, []).append(rate)
                 cells: dict[str, harness.Cell] = {"streams": streams, "depth": depth}
