@@ -122,8 +122,8 @@ class NativeLayer:
         step.cells, step.runs = cells.data_ptr(), runs.data_ptr()
         step.rows, step.context = len(hidden), keys.shape[2]
         step.is_bf16 = hidden.dtype == torch.bfloat16
-        refused = self._library.regrow_layer(*self._at)
-        assert not refused
+        if self._library.regrow_layer(*self._at):
+            raise ValueError("a row of the step sees cells that its arena does not have")
         return out
 
     def _norm(self, module: nn.Module | None) -> native.Norm:
