@@ -72,7 +72,8 @@ class Case:
         return Round(answered, new, cold, floor.seconds)
 
     def _chat(self, system: str, tokens: int = QUESTION) -> GenerateRequest:
-        return GenerateRequest(messages=self._texts.chat(system, self._texts.of(tokens)), max_tokens=2)
+        chat = self._texts.chat(system, self._texts.of(tokens))
+        return GenerateRequest(messages=chat, max_tokens=2, ignore_eos=True)
 
 
 def row(holder: Holder, beside: bool, rounds: Sequence[Round]) -> dict[str, harness.Cell]:

@@ -1,8 +1,9 @@
-"""A decoder layer in one native call, for one token of each of a few rows.
+"""A decoder layer in one native call, for one token of each of a few slots, or for a chunk of one.
 
 For layers of the common shape: norm, rotary attention with grouped queries (and norms of queries and keys),
 norm, gated SiLU MLP. A layer is taken for one if it has those parts, and if the call gives on random cells
-what the layer's own code gives, up to rounding; others, and all reading, stay with that code.
+what the layer's own code gives, up to rounding; others stay with that code. A long chunk is taken in bfloat16
+where the processor has a tile unit.
 """
 
 import ctypes
@@ -48,7 +49,7 @@ class _Step(ctypes.Structure):
         ("value_strides", _Strides),
         ("cells", ctypes.c_void_p),
         ("runs", ctypes.c_void_p),
-        *((name, ctypes.c_int32) for name in ("rows", "context", "is_bf16")),
+        *((name, ctypes.c_int32) for name in ("slots", "tokens", "context", "is_bf16")),
     )
 
 
@@ -70,6 +71,9 @@ class NativeLayer:
         dim = int(attention.head_dim)
         self._kept: list[torch.Tensor] = []  # what the structure points to
         self._products = products
+        self.takes_many = all(
+            p.takes_many for p in (products.qkv, products.out, products.gate_up, products.down)
+        )
         outputs, heads = products.qkv.native.outputs, products.out.native.inputs // dim
         self._layer = _Layer(
             *(p.native for p in (products.qkv, products.out, products.gate_up, products.down)),
@@ -109,8 +113,9 @@ class NativeLayer:
         cells: torch.Tensor,
         runs: torch.Tensor,
     ) -> torch.Tensor:
-        """Hidden states [rows, 1, size], cos and sin [rows, 1, rotary], the rows' arenas [rows, kv_heads,
-        cells, dim]; cells int64 [rows]: where each row's own goes; runs int32 [2, rows, 1]: what it sees."""
+        """Hidden states [slots, n, size], cos and sin [slots, n, rotary], the slots' arenas [slots, kv_heads,
+        cells, dim]; cells int64 [slots, n]: where each token's own goes; runs int32 [2, slots, n]: what it
+        sees."""
         hidden, cos, sin = hidden.contiguous(), cos.contiguous(), sin.contiguous()
         out = torch.empty_like(hidden)
         step = self._step
@@ -120,10 +125,10 @@ class NativeLayer:
         step.key_strides[:] = keys.stride()[:3]
         step.value_strides[:] = values.stride()[:3]
         step.cells, step.runs = cells.data_ptr(), runs.data_ptr()
-        step.rows, step.context = len(hidden), keys.shape[2]
+        step.slots, step.tokens, step.context = *hidden.shape[:2], keys.shape[2]
         step.is_bf16 = hidden.dtype == torch.bfloat16
         if self._library.regrow_layer(*self._at):
-            raise ValueError("a row of the step sees cells that its arena does not have")
+            raise ValueError("a token sees cells that its arena does not have")
         return out
 
     def _norm(self, module: nn.Module | None) -> native.Norm:
@@ -136,11 +141,11 @@ class NativeLayer:
         return native.Norm(self._kept[-1].data_ptr(), float(epsilon), 1)
 
 
-class StepOrStock:
-    """A layer's forward: the native call for decode steps, the model's own code for everything else."""
+class NativeOrStock:
+    """A layer's forward: the native call for decode steps and chunks, the model's own code for the rest."""
 
     def __init__(self, stock: Any, layer: NativeLayer, index: int) -> None:
-        self._stock, self._layer = stock, layer
+        self._stock, self._layer, self._index = stock, layer, index
         self._keys, self._values = (index, "k"), (index, "v")
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -148,20 +153,40 @@ class StepOrStock:
         if not isinstance(cache, SlotCache) or not isinstance(mask, LazyMask) or args:
             return self._stock(hidden_states, *args, **kwargs)
         call = cache.call
-        if not isinstance(call, Decoding) or len(hidden_states) > FEW:
+        runs = _step_runs(call, mask) if isinstance(call, Decoding) else self._chunk_runs(hidden_states, mask)
+        if runs is None or self._keys not in cache.arenas.cells:  # which probing has yet to find
             return self._stock(hidden_states, **kwargs)
-        runs, starts = mask.row_runs(call.lengths), mask.row_starts(call.lengths)
-        if any(start is None and n is not None for start, n in zip(starts, call.lengths, strict=True)):
-            return self._stock(hidden_states, **kwargs)
+        cache.entered(self._index)
+        if isinstance(call, Decoding):
+            slots, cells = call.rows, call.cells
+            call.updates += 1
+            call.intact += 1
+        else:
+            slots, cells = slice(call.slot, call.slot + 1), torch.arange(call.start, call.end)
         cos, sin = kwargs["position_embeddings"]
         keys, values = cache.arenas.cells[self._keys], cache.arenas.cells[self._values]
-        call.updates += 1
-        call.intact += 1
-        return self._layer(hidden_states, cos, sin, keys[call.rows], values[call.rows], call.cells, runs)
+        return self._layer(hidden_states, cos, sin, keys[slots], values[slots], cells, runs)
+
+    def _chunk_runs(self, hidden: torch.Tensor, mask: LazyMask) -> torch.Tensor | None:
+        """Return the cells that a chunk's tokens see, None where the layer is not to take it."""
+        few = hidden.shape[1] <= FEW
+        if hidden.dtype != torch.bfloat16 or not (few or self._layer.takes_many):
+            return None
+        return mask.chunk_runs()
+
+
+def _step_runs(call: Decoding, mask: LazyMask) -> torch.Tensor | None:
+    """Return the cells that the rows of a step see, None where those of one are not a run."""
+    starts = mask.row_starts(call.lengths)
+    if len(starts) > FEW or any(
+        s is None and n is not None for s, n in zip(starts, call.lengths, strict=True)
+    ):
+        return None
+    return mask.row_runs(call.lengths)
 
 
 def use_native_layers(model: PreTrainedModel, products: Mapping[str, Kin]) -> int:
-    """Let the layers of `model` that can run natively in decode steps do so; return how many.
+    """Let the layers of `model` that can run natively do so; return how many.
 
     products: those of the linear layers, by name.
     """
@@ -173,10 +198,12 @@ def use_native_layers(model: PreTrainedModel, products: Mapping[str, Kin]) -> in
         embeddings = kwargs.get("position_embeddings")
         if own is None or index is None or not isinstance(embeddings, tuple):
             continue
-        cos, sin = (part[:, -1:] for part in embeddings)
-        fast = NativeLayer(layer, own, cos.shape[-1])
-        if fast.rotary <= fast.dim and _agree(layer, fast, hidden[:, -1:], cos, sin):
-            layer.forward = StepOrStock(layer.forward, fast, index)
+        fast = NativeLayer(layer, own, embeddings[0].shape[-1])
+        chunks = fast.takes_many and hidden.dtype == torch.bfloat16
+        step = hidden[:, -1:], embeddings[0][:, -1:], embeddings[1][:, -1:]
+        trials = ((*step, _PAST), (hidden, *embeddings, 0))[: 1 + chunks]
+        if fast.rotary <= fast.dim and all(_agree(layer, fast, *trial) for trial in trials):
+            layer.forward = NativeOrStock(layer.forward, fast, index)
             found += 1
     return found
 
@@ -196,7 +223,7 @@ def _submodules(layer: nn.Module) -> set[str]:
 
 
 def _inputs(model: PreTrainedModel) -> dict[str, tuple[torch.Tensor, dict[str, Any]]]:
-    """Return what the layers of the common shape are called with, by name, for a few tokens."""
+    """Return what the layers of the common shape are called with, by name, for more than `FEW` tokens."""
     seen: dict[str, tuple[torch.Tensor, dict[str, Any]]] = {}
 
     def note(name: str) -> Any:
@@ -209,7 +236,7 @@ def _inputs(model: PreTrainedModel) -> dict[str, tuple[torch.Tensor, dict[str, A
     hooks = [m.register_forward_pre_hook(note(name), with_kwargs=True) for name, m in layers.items()]
     if hooks:
         with torch.inference_mode():
-            model(input_ids=torch.arange(1, 4)[None], use_cache=False)
+            model(input_ids=torch.arange(FEW + 1)[None] % 3 + 1, use_cache=False)
     for hook in hooks:
         hook.remove()
     return {name: call for name, call in seen.items() if isinstance(call[0], torch.Tensor)}
@@ -244,23 +271,27 @@ class _Past:
 
 
 def _agree(
-    layer: nn.Module, fast: NativeLayer, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    layer: nn.Module, fast: NativeLayer, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, past: int
 ) -> bool:
-    """Whether the native layer gives and stores what the model's own code does."""
+    """Whether the native layer gives and stores what the model's own code does, with `past` cells before."""
     draw = torch.Generator().manual_seed(0)
-    shape = (1, fast.kv_heads, _PAST, fast.dim)
+    n = hidden.shape[1]
+    shape = (1, fast.kv_heads, past, fast.dim)
     keys, values = (torch.randn(shape, generator=draw).to(hidden.dtype) for _ in range(2))
-    past = _Past(keys, values)
-    arenas = [torch.cat([cells, torch.zeros_like(cells[:, :, :1])], 2) for cells in (keys, values)]
-    runs = torch.tensor([[[0]], [[_PAST + 1]]], dtype=torch.int32)
+    stored = _Past(keys, values)
+    arenas = [
+        torch.cat([cells, cells.new_zeros(1, fast.kv_heads, n, fast.dim)], 2) for cells in (keys, values)
+    ]
+    cells = torch.arange(past, past + n)
+    runs = torch.stack([torch.zeros_like(cells), cells + 1]).int()[:, None]
     with torch.inference_mode():
         try:
-            wanted = layer(hidden, attention_mask=None, position_embeddings=(cos, sin), cache=past)
+            wanted = layer(hidden, attention_mask=None, position_embeddings=(cos, sin), cache=stored)
         except (AttributeError, TypeError, ValueError, RuntimeError):
             return False
-        found = fast(hidden, cos, sin, arenas[0], arenas[1], torch.tensor([_PAST]), runs)
+        found = fast(hidden, cos, sin, arenas[0], arenas[1], cells, runs)
     if not isinstance(wanted, torch.Tensor) or wanted.shape != found.shape:
         return False
-    pairs = ((found - hidden, wanted - hidden), (arenas[0], past.keys), (arenas[1], past.values))
+    pairs = ((found - hidden, wanted - hidden), (arenas[0], stored.keys), (arenas[1], stored.values))
     most = _TOLERANCE[hidden.dtype]
     return all(float((a - b).float().norm()) <= most * float(b.float().norm()) for a, b in pairs)

@@ -1,8 +1,9 @@
 """Linear layers that are fast for a few rows: with weights as they are, or packed.
 
-Up to `FEW` rows go through the native kernels, whose rows do not depend on each other; more of them through
-torch's matrix product, for which packed weights are unpacked for the moment. Layers that are given the same
-input (q, k and v; gate and up) are one matrix: the first that is called computes for all.
+Rows go through the native kernels, where they do not depend on each other; more than `FEW` of them, where
+there is no tile unit, through torch's matrix product, for which packed weights are unpacked for the moment.
+Layers that are given the same input (q, k and v; gate and up) are one matrix: the first that is called
+computes for all.
 """
 
 import ctypes
@@ -16,7 +17,7 @@ from regrow.gpu.fast import native
 from regrow.gpu.fast.native import needed
 from regrow.gpu.fast.packing import BLOCK, Codes, floats, tiles
 
-FEW = 32  # rows that the native kernels take
+FEW = 32  # rows that the native kernels take anywhere, rounded to 8 bits for packed weights
 
 
 class Product(Protocol):
@@ -29,10 +30,11 @@ class Product(Protocol):
 
 
 class NativeProduct:
-    """Through the native kernels for up to `FEW` rows. `native` says what they are given.
+    """Through the native kernels where they take the rows. `native` says what they are given; takes_many:
+    more than `FEW` rows, bfloat16, as well.
 
     kept: the weight, bfloat16 [outputs, inputs] (`bits` 16) or tiles of codes of 4 or 8 bits. With packed
-    weights a row is rounded to 8 bits, for each 32 inputs by a scale of its own.
+    weights a row of a few is rounded to 8 bits, for each 32 inputs by a scale of its own.
     """
 
     def __init__(self, kept: torch.Tensor, bits: int, inputs: int, outputs: int, bias: torch.Tensor | None):
@@ -41,6 +43,7 @@ class NativeProduct:
         pointer = None if self._bias is None else self._bias.data_ptr()
         self.native = native.Product(kept.data_ptr(), pointer, bits, inputs, outputs)
         self._at = ctypes.addressof(self.native)
+        self.takes_many = bool(self._library.regrow_takes_many(self._at))
 
     @classmethod
     def plain(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> "NativeProduct":
@@ -65,11 +68,14 @@ class NativeProduct:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         bf16 = x.dtype == torch.bfloat16
-        if len(x) > FEW or not (bf16 or self.native.bits < 16):
-            return linear(x, self.weight(x.dtype), None if self._bias is None else self._bias.to(x.dtype))
         x = x.contiguous()
         y = x.new_empty(len(x), self.native.outputs)
-        self._library.regrow_linear(self._at, x.data_ptr(), y.data_ptr(), bf16, len(x))
+        if len(x) <= FEW and (bf16 or self.native.bits < 16):
+            self._library.regrow_linear(self._at, x.data_ptr(), y.data_ptr(), bf16, len(x))
+        elif bf16 and self.takes_many:
+            self._library.regrow_linear_many(self._at, x.data_ptr(), y.data_ptr(), len(x))
+        else:
+            return linear(x, self.weight(x.dtype), None if self._bias is None else self._bias.to(x.dtype))
         return y
 
 

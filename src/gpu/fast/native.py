@@ -18,6 +18,8 @@ _HERE = Path(__file__).parent
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 _SIGNATURES: dict[str, list[Any]] = {
     "regrow_linear": [_POINTER] * 3 + [_INT] * 2,
+    "regrow_linear_many": [_POINTER] * 3 + [_INT],
+    "regrow_takes_many": [_POINTER],
     "regrow_unpack": [_POINTER] * 2 + [_INT],
     "regrow_layer": [_POINTER] * 2,
     "regrow_delta": [_POINTER] * 2,
@@ -64,6 +66,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     if not loaded.regrow_runs_here():
         return None, "built for another processor; install again"
     for name, signature in _SIGNATURES.items():
+        if not hasattr(loaded, name):
+            return None, "built from other sources; install again"
         getattr(loaded, name).argtypes = signature
     return loaded, "built for this processor"
 

@@ -39,16 +39,17 @@ class NativeNorm:
 
 
 class NativeMlp:
-    """A gated SiLU MLP. For more than `FEW` rows its products are torch's, and the gate alone is native."""
+    """A gated SiLU MLP. Where its products do not take many rows, the gate alone is native for those."""
 
     def __init__(self, gate_up: Kin, down: Kin) -> None:
         self._library = native.needed()
         self._gate_up, self._down = gate_up[0], down[0]
         self._at = [ctypes.addressof(product.native) for product in (self._gate_up, self._down)]
+        self._takes_many = self._gate_up.takes_many and self._down.takes_many
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         rows, bf16 = x.numel() // x.shape[-1], x.dtype == torch.bfloat16
-        if rows > FEW:
+        if rows > FEW and not (bf16 and self._takes_many):
             both = self._gate_up(x.reshape(rows, -1))
             gated = x.new_empty(rows, self._down.native.inputs)
             self._library.regrow_gate(both.data_ptr(), gated.data_ptr(), rows, gated.shape[1], bf16)

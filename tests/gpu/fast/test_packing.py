@@ -70,6 +70,37 @@ def test_a_plain_row_has_the_same_bits_whatever_rows_are_beside_it() -> None:
     assert all(torch.equal(product(x[i : i + 1])[0], together[i]) for i in range(FEW))
 
 
+def weight_of(bits: int, outputs: int, inputs: int, bias: torch.Tensor) -> tuple[NativeProduct, torch.Tensor]:
+    """Return a product, and the weight it stands for in float32."""
+    if bits == 16:
+        weight = rows_of(outputs, inputs, torch.bfloat16, 3)
+        return NativeProduct.plain(weight, bias), weight.float()
+    codes = random_codes(outputs, inputs, 4 if bits == 4 else 8, 3)
+    return NativeProduct.packed(codes, bias), floats(codes)
+
+
+@pytest.mark.parametrize("bits", [4, 8, 16])
+@given(outputs=st.integers(1, 70), blocks=st.integers(1, 6), rows=st.integers(FEW + 1, 100))
+@settings(max_examples=20, deadline=None)
+def test_a_product_of_many_rows_is_that_of_the_matrix(bits: int, outputs: int, blocks: int, rows: int) -> None:
+    bias, x = torch.randn(outputs), rows_of(rows, 32 * blocks, torch.bfloat16, rows)
+    product, weight = weight_of(bits, outputs, 32 * blocks, bias)
+    found, wanted = product(x), x.float() @ weight.bfloat16().float().T + bias
+    assert found.shape == (rows, outputs)
+    assert ((found.float() - wanted).abs() <= 0.01 * wanted.abs() + 0.02 * wanted.std()).all()
+
+
+@pytest.mark.parametrize("bits", [4, 8, 16])
+def test_one_of_many_rows_has_the_same_bits_whatever_rows_are_beside_it(bits: int) -> None:
+    product, _ = weight_of(bits, 50, 96, torch.randn(50))
+    if not product.takes_many:
+        pytest.skip("this processor has no tile unit; the products are torch's")
+    x = rows_of(90, 96, torch.bfloat16)
+    together = product(x)
+    for first in (0, 7, 40):
+        assert torch.equal(product(x[first : first + FEW + 5]), together[first : first + FEW + 5])
+
+
 @BITS
 def test_the_number_of_threads_does_not_change_a_bit(bits: Bits) -> None:
     product, x = NativeProduct.packed(random_codes(200, 64, bits, 0), None), rows_of(4, 64, torch.bfloat16)

@@ -1,61 +1,26 @@
 // Attention's products in bfloat16 on the tile unit (AMX), summed in float32.
 //
-// A tile is 16 rows of 64 bytes. Keys are loaded as they lie in the cells: scores are keys [16 cells][32 dims] times
+// Keys are loaded as they lie in the cells: scores are keys [16 cells][32 dims] times
 // queries [16 pairs of dims][16 rows]. For the sums the weights, rounded, are turned into [16 rows][32 cells], and the
 // values packed as [16 pairs of cells][16 dims].
 #pragma once
 
+#include "amx.h"
 #include "attention.h"
 
-#if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
-#define REGROW_TILES 1
+#ifdef REGROW_TILES
 
 #include <algorithm>
-#include <cpuid.h>
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
 namespace regrow {
-
-// Asks the system once for the right to use tiles; false where this processor or system has none.
-inline bool tiles_allowed() {
-  static const bool allowed = [] {
-    constexpr int REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM
-    unsigned a, b, c, d;
-    const bool there = __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 1) && (d >> 24 & 1);
-    return there && syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
-  }();
-  return allowed;
-}
-
-// Tile instructions say nothing of memory to the compiler: no store may move across them.
-inline void memory_is_touched() { __asm__ volatile("" ::: "memory"); }
 
 class Tiles {
  public:
   using Element = bf16;
   static constexpr const auto& POWERS = SHORT;
 
-  // Configures the thread's tiles; `leave` gives back what was there before, since others keep theirs between calls.
-  void enter() {
-    struct alignas(64) {
-      std::uint8_t palette = 1, start = 0, zero[14] = {};
-      std::uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-      std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-    } wanted;
-    _tile_storeconfig(before_);
-    memory_is_touched();
-    _tile_loadconfig(&wanted);
-  }
-  void leave() {
-    memory_is_touched();
-    if (before_[0]) {
-      _tile_loadconfig(before_);
-    } else {
-      _tile_release();
-    }
-  }
+  void enter() { unit_.enter(); }
+  void leave() { unit_.leave(); }
 
   void begin(int dim, int value_dim, int rows) {
     dim_ = dim, steps_ = round_up(dim, 32) / 32, value_dim_ = value_dim, width_ = round_up(value_dim, 32);
@@ -183,51 +148,22 @@ class Tiles {
 
  private:
   static constexpr int GROUP = 32;  // cells that a tile of weights has
-  static constexpr int TILE = 512;  // elements
-
-  // Indices that put 16 elements of two vectors in turn, from the first on.
-  static __m512i interleave(int first) {
-    const __m512i ascending = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    const __m512i even = _mm512_add_epi32(ascending, _mm512_set1_epi32(first));
-    return _mm512_or_si512(even, _mm512_slli_epi32(_mm512_add_epi32(even, _mm512_set1_epi32(32)), 16));
-  }
 
   // weights[32 cells][16 rows] (of `stride` floats) to out[16 rows][32 cells], rounded.
   static void turn(const float* weights, int stride, bf16* out) {
-    const __m512i halves = _mm512_sub_epi16(interleave(0), _mm512_set1_epi32(16 << 16));  // of one vector, in turn
-    __m512i r[16], s[16];
+    const __m512i halves = interleave_halves();
+    __m512i pairs[16];
     for (int i = 0; i < 16; i++) {  // a pair of cells for each row
       const __m512 even = _mm512_loadu_ps(weights + 2 * i * stride), odd = _mm512_loadu_ps(weights + (2 * i + 1) * stride);
-      r[i] = _mm512_permutexvar_epi16(halves, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
+      pairs[i] = _mm512_permutexvar_epi16(halves, (__m512i)_mm512_cvtne2ps_pbh(odd, even));
     }
-    for (int i = 0; i < 8; i++) {
-      s[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-      s[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-    }
-    for (int i = 0; i < 4; i++) {
-      r[4 * i] = _mm512_unpacklo_epi64(s[4 * i], s[4 * i + 2]);
-      r[4 * i + 1] = _mm512_unpackhi_epi64(s[4 * i], s[4 * i + 2]);
-      r[4 * i + 2] = _mm512_unpacklo_epi64(s[4 * i + 1], s[4 * i + 3]);
-      r[4 * i + 3] = _mm512_unpackhi_epi64(s[4 * i + 1], s[4 * i + 3]);
-    }
-    for (int i = 0; i < 4; i++) {
-      s[i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0x88);
-      s[4 + i] = _mm512_shuffle_i32x4(r[i], r[4 + i], 0xdd);
-      s[8 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0x88);
-      s[12 + i] = _mm512_shuffle_i32x4(r[8 + i], r[12 + i], 0xdd);
-    }
-    for (int i = 0; i < 4; i++) {
-      _mm512_storeu_si512(out + 32 * i, _mm512_shuffle_i32x4(s[i], s[8 + i], 0x88));
-      _mm512_storeu_si512(out + 32 * (8 + i), _mm512_shuffle_i32x4(s[i], s[8 + i], 0xdd));
-      _mm512_storeu_si512(out + 32 * (4 + i), _mm512_shuffle_i32x4(s[4 + i], s[12 + i], 0x88));
-      _mm512_storeu_si512(out + 32 * (12 + i), _mm512_shuffle_i32x4(s[4 + i], s[12 + i], 0xdd));
-    }
+    turn_words(pairs, out);
   }
 
   int dim_, steps_, value_dim_, width_, groups_, copied_;
   const bf16* keys_;
   std::ptrdiff_t key_stride_;
-  alignas(64) std::uint8_t before_[64];
+  TileUnit unit_;
   alignas(64) bf16 queries_[ROWS * MAX_DIM];           // [16 rows][32 dims][pair][row][2]
   alignas(64) bf16 copy_[BLOCK * MAX_DIM];             // [cell][dim]
   alignas(64) bf16 values_[BLOCK * MAX_DIM];           // [32 cells][16 dims][pair][dim][2]

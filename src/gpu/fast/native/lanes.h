@@ -33,9 +33,19 @@ inline Lanes load(const bf16* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16))};
 }
 inline void store(float* p, Lanes a) { _mm512_storeu_ps(p, a.v); }
+// Rounds as `to_bf16` does.
+inline void store(bf16* p, Lanes a) {
+  const __m512i bits = _mm512_castps_si512(a.v), high = _mm512_srli_epi32(bits, 16);
+  const __m512i plus = _mm512_add_epi32(_mm512_set1_epi32(0x7fff), _mm512_and_si512(high, _mm512_set1_epi32(1)));
+  const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, plus), 16);
+  const __mmask16 nan = _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q);
+  const __m512i kept = _mm512_mask_or_epi32(rounded, nan, high, _mm512_set1_epi32(0x40));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(kept));
+}
 inline Lanes add(Lanes a, Lanes b) { return {_mm512_add_ps(a.v, b.v)}; }
 inline Lanes subtract(Lanes a, Lanes b) { return {_mm512_sub_ps(a.v, b.v)}; }
 inline Lanes multiply(Lanes a, Lanes b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Lanes divide(Lanes a, Lanes b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline Lanes larger(Lanes a, Lanes b) { return {_mm512_max_ps(a.v, b.v)}; }  // b where either is a NaN
 
@@ -76,6 +86,9 @@ inline Lanes load(const bf16* p) {
   return each([&](int i) { return from_bf16(p[i]); });
 }
 inline void store(float* p, Lanes a) { std::memcpy(p, a.v, sizeof a.v); }
+inline void store(bf16* p, Lanes a) {
+  for (int i = 0; i < LANES; i++) p[i] = to_bf16(a.v[i]);
+}
 inline Lanes add(Lanes a, Lanes b) {
   return each([&](int i) { return a.v[i] + b.v[i]; });
 }
@@ -84,6 +97,9 @@ inline Lanes subtract(Lanes a, Lanes b) {
 }
 inline Lanes multiply(Lanes a, Lanes b) {
   return each([&](int i) { return a.v[i] * b.v[i]; });
+}
+inline Lanes divide(Lanes a, Lanes b) {
+  return each([&](int i) { return a.v[i] / b.v[i]; });
 }
 inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
   return each([&](int i) { return a.v[i] * b.v[i] + c.v[i]; });

@@ -337,6 +337,14 @@ REGROW_API void regrow_linear(const Product* product, const void* x, void* y, in
           : multiply(*product, static_cast<const float*>(x), static_cast<float*>(y), rows);
 }
 
+// Whether the next one takes this weight here.
+REGROW_API int regrow_takes_many(const Product* product) { return takes_many(*product); }
+
+// Many rows, bfloat16, which are not rounded.
+REGROW_API void regrow_linear_many(const Product* product, const bf16* x, bf16* y, int rows) {
+  multiply_many(*product, x, y, rows);
+}
+
 // The weights that packed ones stand for, bfloat16 or float32 [outputs, inputs].
 REGROW_API void regrow_unpack(const Product* product, void* out, int is_bf16) {
   const auto run = [&](auto* to) {

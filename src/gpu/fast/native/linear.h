@@ -1,4 +1,4 @@
-// Products of a few rows with a weight, for the other kernels.
+// Products of rows with a weight, for the other kernels.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,12 @@ struct Product {
 };
 
 // y [rows, outputs] = x [rows, inputs] times the weight, plus the bias; both bfloat16 or both float32. A weight in
-// bfloat16 takes rows in bfloat16 alone.
+// bfloat16 takes rows in bfloat16 alone. A packed one rounds a row to 8 bits for each 32 inputs.
 void multiply(const Product& product, const bf16* x, bf16* y, int rows);
 void multiply(const Product& product, const float* x, float* y, int rows);
+
+// The same for many rows, bfloat16, which are not rounded; where `takes_many` says so.
+bool takes_many(const Product& product);
+void multiply_many(const Product& product, const bf16* x, bf16* y, int rows);
 
 }  // namespace regrow

@@ -57,17 +57,26 @@ void rotate(T* x, const T* cos, const T* sin, int size) {
   }
 }
 
-// up becomes silu(gate) * up.
+// out = silu(gate) * up, for a vector of them.
+template <class T>
+inline void gate_lanes(const T* gate, const T* up, T* out) {
+  constexpr float LOG2_E = 1.44269504f;
+  const Lanes x = load(gate), power = power_of_2(multiply(x, fill(-LOG2_E)), EXACT);
+  T one[LANES];
+  store(one, divide(x, add(fill(1), power)));
+  store(out, multiply(load(one), load(up)));
+}
+
 template <class T>
 void gate(const T* gate, const T* up, T* out, int size) {
-  constexpr float LOG2_E = 1.44269504f;
-  for (int i = 0; i < size; i += LANES) {
-    const int count = std::min(LANES, size - i);
-    float x[LANES] = {}, power[LANES];
-    for (int j = 0; j < count; j++) x[j] = get(gate + i + j);
-    store(power, power_of_2(multiply(load(x), fill(-LOG2_E)), EXACT));
-    for (int j = 0; j < count; j++) set(out + i + j, rounded<T>(x[j] / (1 + power[j])) * get(up + i + j));
-  }
+  int i = 0;
+  for (; i + LANES <= size; i += LANES) gate_lanes(gate + i, up + i, out + i);
+  if (i == size) return;
+  T last[3][LANES] = {};
+  std::copy(gate + i, gate + size, last[0]);
+  std::copy(up + i, up + size, last[1]);
+  gate_lanes(last[0], last[1], last[2]);
+  std::copy_n(last[2], size - i, out + i);
 }
 
 }  // namespace regrow
