@@ -47,9 +47,9 @@ struct Rows {
   int batch, head, block, count, lo, hi, first_piece, pieces;
 
   Rows(const Call& call, int index) {
-    head = index % call.kv_heads;
-    block = call.blocks() - 1 - index / call.kv_heads % call.blocks();  // those that see most come first
-    batch = index / call.kv_heads / call.blocks();
+    block = call.blocks() - 1 - index % call.blocks();  // those that see most come first
+    head = index / call.blocks() % call.kv_heads;       // the blocks of a head in turn: its cells stay in the cache
+    batch = index / call.blocks() / call.kv_heads;
     count = std::min(ROWS, call.rows() - block * ROWS);
     lo = INT32_MAX, hi = 0;
     for (int i = token(call, 0); i <= token(call, count - 1); i++) {
@@ -71,6 +71,17 @@ struct Rows {
 
 inline void put(bf16* y, float v) { *y = to_bf16(v); }
 inline void put(float* y, float v) { *y = v; }
+
+// Calls run(cell, chain) for all cells in turn with chains, so that results of one do not wait for each other.
+constexpr int CHAINS = 4;
+template <class Run>
+inline void in_chains(int cells, const Run& run) {
+  int c = 0;
+  for (; c + CHAINS <= cells; c += CHAINS) {
+    for (int i = 0; i < CHAINS; i++) run(c + i, i);
+  }
+  for (; c < cells; c++) run(c, 0);
+}
 
 template <class Form>
 class Attention {
@@ -151,24 +162,28 @@ class Attention {
       float *s = scores_ + t * LANES, *top = top_ + rows + t * LANES, *sum = sum_ + rows + t * LANES;
       const std::int32_t *first = first_ + rows + t * LANES, *end = end_ + rows + t * LANES;
       const Lanes before = load(top);
-      Lanes most = before;
-      for (int c = 0; c < cells; c++) {
+      Lanes most[CHAINS];
+      for (Lanes& one : most) one = before;
+      in_chains(cells, [&](int c, int chain) {
         Lanes score = load(s + c * WIDTH);
         if (!ALL) score = keep_within(score, cell + c, first, end, NOTHING);
-        most = larger(score, most);
-      }
-      store(top, most);
-      const Lanes less = multiply(multiply(most, factor), fill(-1));
-      const Lanes by = power_of_2(multiply(subtract(before, most), factor), EXACT);
+        most[chain] = larger(score, most[chain]);
+      });
+      for (int i = 1; i < CHAINS; i++) most[0] = larger(most[i], most[0]);
+      store(top, most[0]);
+      const Lanes less = multiply(multiply(most[0], factor), fill(-1));
+      const Lanes by = power_of_2(multiply(subtract(before, most[0]), factor), EXACT);
       store(change + t * LANES, by);
-      Lanes total = multiply(load(sum), by);
-      for (int c = 0; c < cells; c++) {
+      Lanes total[CHAINS] = {multiply(load(sum), by)};
+      for (int i = 1; i < CHAINS; i++) total[i] = fill(0);
+      in_chains(cells, [&](int c, int chain) {
         Lanes weight = power_of_2(multiply_add(load(s + c * WIDTH), factor, less), Form::POWERS);
         if (!ALL) weight = keep_within(weight, cell + c, first, end, 0);
-        total = add(total, weight);
+        total[chain] = add(total[chain], weight);
         store(s + c * WIDTH, weight);
-      }
-      store(sum, total);
+      });
+      for (int i = 1; i < CHAINS; i++) total[0] = add(total[0], total[i]);
+      store(sum, total[0]);
     }
     std::fill(scores_ + cells * WIDTH, scores_ + round_up(cells, 32) * WIDTH, 0.0f);
     for (float by : change) changed |= by != 1;
