@@ -11,9 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from regrow.gpu.kernels.spans import Pair
+from regrow.gpu.pages import give_pages
 from regrow.gpu.types import Snapshot
 
 PIECE_BYTES = 2 * 1024 * 1024
+SMALL = 64 * 1024  # bytes, whose pages are not asked for
 TURN_S = 0.05  # of a machine with nothing else to do, until it looks for something
 
 
@@ -56,6 +58,8 @@ class PieceCopy:
         end = time.perf_counter() + min(seconds, TURN_S)
         while self._next is not None:
             target, source = self._next
+            if target.nbytes > SMALL:
+                give_pages([target])
             target.copy_(source)
             self._next = next(self._pieces, None)
             if time.perf_counter() >= end:

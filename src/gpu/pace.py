@@ -115,4 +115,5 @@ class Pace:
     def _part_ends(self, slot: int, now: float) -> None:
         part = now - self._part_at
         self._read_s += part
-        self.schedule = after_chunk(self.schedule, slot, part, self.share)
+        before = self.schedule if self._waits_since is not None else replace(self.schedule, owed_s=0.0)
+        self.schedule = after_chunk(before, slot, part, self.share)

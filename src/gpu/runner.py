@@ -19,6 +19,7 @@ from regrow.gpu.digest import digest_slot
 from regrow.gpu.forward import SlotModel
 from regrow.gpu.lanes import lanes_for
 from regrow.gpu.logprobs import scores_of
+from regrow.gpu.pages import give_pages
 from regrow.gpu.probe import probe
 from regrow.gpu.sampling import draw, draw_all
 from regrow.gpu.slot_cache import SlotCache
@@ -98,6 +99,7 @@ class ModelRunner:
         layers = self._model.config.num_hidden_layers
         self._reading, self._stepping = (SlotCache(self._arenas, layers) for _ in range(2))
         self._length = [0] * self._slots
+        self._given = [0] * self._slots  # cells whose memory is there
         self._state_at = [0] * self._slots
         self._joined: set[int] = set()
         self._lanes = lanes_for(self._model.device)
@@ -158,6 +160,7 @@ class ModelRunner:
 
     def filled(self, slot: int, length: int) -> None:
         self._length[slot], self._state_at[slot] = length, _TORN
+        self._given[slot] = max(self._given[slot], length)
 
     def _claim(self, slot: int) -> None:
         """Empty a slot before a copy writes to it: a copy is whole or it did not happen (S4)."""
@@ -180,6 +183,7 @@ class ModelRunner:
         positions = (
             torch.arange(start, start + n) if chunk.positions is None else torch.tensor(chunk.positions)
         )
+        self._give_pages(slot, start + n)
         self._state_at[slot] = _TORN
         logits = self._model(
             self._reading,
@@ -190,6 +194,11 @@ class ModelRunner:
         )
         self._length[slot] = self._state_at[slot] = start + n
         return ReadResult(None if chunk.want_logits == "none" else logits[0])
+
+    def _give_pages(self, slot: int, stop: int) -> None:
+        if self._model.device.type == "cpu" and stop > self._given[slot]:
+            give_pages(self._arenas.span(slot, self._given[slot], stop))
+            self._given[slot] = stop
 
     def snapshot(self, slot: int) -> StateCopy:
         self._expect(slot not in self._joined, slot, "is joined")

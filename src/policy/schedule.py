@@ -1,15 +1,19 @@
 """What the device does next: a chunk of a read, or a decode step for the running rows.
 
 After a chunk of t seconds the running rows are owed at least one step, and share / (1 - share) * t seconds of
-steps, before the next chunk: with a share of 0.5 as long as the chunk took. A long read yields to a waiting
-one under half its remaining length, at a chunk end, at most twice. Where a chunk takes longer than running
-rows may wait, they get what they are owed between its layers (`must_pause`): each part counts as a chunk.
+steps, before the next chunk: with a share of 0.5 as long as the chunk took. What is left of a read, if it is
+short, comes after one step: somebody waits for its first token. The rest of what is owed is paid after it, and
+rows that are owed more than `DEFERRED_S` let nothing pass. A long read yields to a waiting one under half its
+remaining length, at a chunk end, at most twice. Where a chunk takes longer than running rows may wait, they
+get what they are owed between its layers (`must_pause`): each part counts as a chunk.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 MAX_YIELDS = 2
+SHORT = 64  # tokens
+DEFERRED_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +52,32 @@ class Work:
 
 def next_work(state: ScheduleState, reads: Sequence[PendingRead], decoding: int) -> Work | None:
     """Return what to do with `decoding` running rows, or None where there is nothing to do."""
-    if decoding and (not reads or state.owing):
-        return Work(read=None)
     if not reads:
-        return None
+        return Work(read=None) if decoding else None
     queue = sorted(reads, key=lambda read: read.order)
     head = next((read for read in queue if read.slot == state.reading), queue[0])
+    yielding: tuple[int, ...] = ()
     if head.yielded < MAX_YIELDS:
         shorter = next((read for read in queue if 2 * read.remaining < head.remaining), None)
         if shorter is not None:
-            return Work(shorter.slot, yielding=(head.slot,))
-    return Work(head.slot)
+            head, yielding = shorter, (head.slot,)
+    if decoding and (state.owed_steps or not _may_pass(state, head)):
+        return Work(read=None)
+    return Work(head.slot, yielding)
+
+
+def _may_pass(state: ScheduleState, read: PendingRead) -> bool:
+    return state.owed_s <= (DEFERRED_S if read.remaining <= SHORT else 0.0)
 
 
 def after_chunk(state: ScheduleState, slot: int, seconds: float, share: float) -> ScheduleState:
     """Return the state after a chunk of `slot`, or a part of one, that took `seconds`; 0 <= share < 1.
 
-    What is owed replaces what was: rows never wait for more than the last chunk, nor are paid for older ones.
+    What was owed before is owed still.
     """
     if not 0 <= share < 1:
         raise ValueError(f"the decode share is at least 0 and below 1, not {share}")
-    return replace(state, reading=slot, owed_steps=1, owed_s=seconds * share / (1 - share))
+    return replace(state, reading=slot, owed_steps=1, owed_s=state.owed_s + seconds * share / (1 - share))
 
 
 def must_pause(waited_s: float, next_s: float, most_s: float) -> bool:

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from regrow.policy.schedule import (
+    DEFERRED_S,
+    SHORT,
     PendingRead,
     ScheduleState,
     Work,
@@ -56,6 +58,27 @@ def test_rows_get_their_share_of_the_time_between_two_chunks(
     assert steps >= 1
     assert steps * step_s >= owed - 1e-9
     assert steps == 1 or (steps - 1) * step_s <= owed + 1e-9
+
+
+def test_what_is_left_of_a_short_read_comes_after_one_step_and_the_rows_are_paid_after_it() -> None:
+    short = [PendingRead(0, 0, SHORT)]
+    state = after_chunk(ScheduleState(), 0, 0.04, 0.5)
+    assert next_work(state, short, decoding=1) == DECODE
+    state = after_step(state, 0.01)
+    assert next_work(state, [PendingRead(0, 0, SHORT + 1)], decoding=1) == DECODE
+    assert next_work(state, short, decoding=1) == Work(read=0)
+    state = after_chunk(state, 0, 0.04, 0.5)
+    assert state.owed_s == pytest.approx(0.03 + 0.04)
+
+
+def test_short_reads_one_after_another_leave_the_rows_their_share() -> None:
+    state, read, decoded = ScheduleState(), 0.0, 0.0
+    for i in range(1000):
+        if next_work(state, [PendingRead(0, i, SHORT)], decoding=1) == DECODE:
+            state, decoded = after_step(state, 0.01), decoded + 0.01
+        else:
+            state, read = after_chunk(state, 0, 0.04, 0.5), read + 0.04
+        assert decoded >= read - DEFERRED_S - 0.04 - 1e-9
 
 
 def test_rows_get_a_step_before_a_layer_that_would_make_them_wait_too_long() -> None:

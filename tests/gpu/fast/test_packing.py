@@ -82,7 +82,9 @@ def weight_of(bits: int, outputs: int, inputs: int, bias: torch.Tensor) -> tuple
 @pytest.mark.parametrize("bits", [4, 8, 16])
 @given(outputs=st.integers(1, 70), blocks=st.integers(1, 6), rows=st.integers(FEW + 1, 100))
 @settings(max_examples=20, deadline=None)
-def test_a_product_of_many_rows_is_that_of_the_matrix(bits: int, outputs: int, blocks: int, rows: int) -> None:
+def test_a_product_of_many_rows_is_that_of_the_matrix(
+    bits: int, outputs: int, blocks: int, rows: int
+) -> None:
     bias, x = torch.randn(outputs), rows_of(rows, 32 * blocks, torch.bfloat16, rows)
     product, weight = weight_of(bits, outputs, 32 * blocks, bias)
     found, wanted = product(x), x.float() @ weight.bfloat16().float().T + bias
