@@ -5,8 +5,9 @@ conversation, or by nobody but the root itself; the new chat comes alone or besi
 (the holder is one of them where it decodes). The control has its cache off. Every round has a system prompt
 of its own.
 
-The floor is reading only the new tokens, in place, on an idle engine; cold is reading the whole prompt of
-the first chat, beside nothing. Both are measured in the same round as the figure they divide. `new` counts
+The floor is reading only the new tokens, in place, once the engine is idle; cold is reading the whole prompt
+of the first chat, beside nothing. Both are measured in the same round as the figure they divide; where the
+cache is off there is no floor. `new` counts
 the tokens that the two chats do not share; the last one of a prompt is not read but fed by the first step.
 """
 
@@ -32,20 +33,19 @@ SLOTS: Mapping[Holder, int] = {"idle": 4, "decoding": 3, "parked": 3, "gone": 3,
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """The new chat; its new tokens; seconds to the first token of the first chat, and of the floor."""
+    """The new chat; its new tokens; seconds to the first token of the first chat, and of the floor if any."""
 
     chat: Answered
     new: int
     cold: float
-    floor: float
+    floor: float | None
 
 
 class Case:
-    """One way to hold the system prompt, on an engine of its own. floor: an engine with one slot."""
+    """One way to hold the system prompt, on an engine of its own."""
 
-    def __init__(self, engine: Engine, floor: Engine, texts: Texts, holder: Holder) -> None:
-        self._engine, self._floor, self._texts, self._holder = engine, floor, texts, holder
-        self._floor_system = texts.of(ROOT)
+    def __init__(self, engine: Engine, texts: Texts, holder: Holder) -> None:
+        self._engine, self._texts, self._holder = engine, texts, holder
 
     async def round(self, beside: bool) -> Round:
         """Read a new system prompt, bring about the case, open the new chat."""
@@ -65,11 +65,18 @@ class Case:
             elif self._holder != "decoding":
                 await streams.aclose()
             answered = await ask(engine, second)
-        await ask(self._floor, self._chat(self._floor_system))  # the first one reads the system prompt
-        floor = await ask(self._floor, self._chat(self._floor_system))
+        floor = await self._in_place(system) if engine.settings.cache else None
         keys = [engine.tokenizer.encode_chat(request.messages, (), {}) for request in (first, second)]
         new = len(keys[1]) - (common_prefix(*keys) if engine.settings.cache else 0)
-        return Round(answered, new, cold, floor.seconds)
+        return Round(answered, new, cold, floor)
+
+    async def _in_place(self, system: str) -> float:
+        """Open chats until one has its system prompt in its slot; return the seconds to its first token."""
+        for _ in range(self._engine.settings.parallel + 1):
+            answered = await ask(self._engine, self._chat(system))
+            if answered.reuse.source == "checkpoint":
+                return answered.seconds
+        raise AssertionError("no slot resumed in place")
 
     def _chat(self, system: str, tokens: int = QUESTION) -> GenerateRequest:
         chat = self._texts.chat(system, self._texts.of(tokens))
@@ -82,6 +89,8 @@ def row(holder: Holder, beside: bool, rounds: Sequence[Round]) -> dict[str, harn
     def middle(figure: Callable[[Round], float]) -> float:
         return statistics.median(figure(r) for r in rounds)
 
+    over_floor = [r.chat.seconds / r.floor for r in rounds if r.floor]
+    floors = [r.floor / r.cold for r in rounds if r.floor]
     worst = max(rounds, key=lambda r: r.chat.reuse.read - r.new)
     return {
         "holder": holder,
@@ -92,7 +101,8 @@ def row(holder: Holder, beside: bool, rounds: Sequence[Round]) -> dict[str, harn
         "reused": worst.chat.reuse.reused,
         "read": worst.chat.reuse.read,
         "TTFT s": middle(lambda r: r.chat.seconds),
-        "/ floor": middle(lambda r: r.chat.seconds / r.floor),
+        "/ floor": statistics.median(over_floor) if over_floor else None,
+        "floor / cold": statistics.median(floors) if floors else None,
         "/ cold": middle(lambda r: r.chat.seconds / r.cold),
     }
 
@@ -100,19 +110,25 @@ def row(holder: Holder, beside: bool, rounds: Sequence[Round]) -> dict[str, harn
 async def measure(opts: harness.Options) -> list[dict[str, harness.Cell]]:
     def settings(slots: int, *, cache: bool = True, mib: int | None = None) -> EngineSettings:
         return EngineSettings(
-            model=opts.model, exact=opts.exact, parallel=slots, context=CONTEXT, cache=cache, cache_mib=mib
+            model=opts.model,
+            exact=opts.exact,
+            quant=opts.quant,
+            parallel=slots,
+            context=CONTEXT,
+            cache=cache,
+            cache_mib=mib,
         )
 
     rows = []
-    async with Engine.open(settings(1)) as floor:
-        texts = Texts(floor, opts.seed)
-        for holder, slots in SLOTS.items():
-            mib = lone_budget(floor, ROOT) if holder == "gone" else None
-            async with Engine.open(settings(slots, cache=holder != "cache off", mib=mib)) as engine:
-                case = Case(engine, floor, texts, holder)
-                for beside in (False, True):
-                    rounds = [await case.round(beside) for _ in range(1 if opts.quick else 5)]
-                    rows.append(row(holder, beside, rounds))
+    async with Engine.open(settings(1)) as engine:
+        lone = lone_budget(engine, ROOT)
+    for holder, slots in SLOTS.items():
+        mib = lone if holder == "gone" else None
+        async with Engine.open(settings(slots, cache=holder != "cache off", mib=mib)) as engine:
+            case = Case(engine, Texts(engine, opts.seed), holder)
+            for beside in (False, True):
+                rounds = [await case.round(beside) for _ in range(1 if opts.quick else 5)]
+                rows.append(row(holder, beside, rounds))
     return rows
 
 

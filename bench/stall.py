@@ -3,7 +3,8 @@
 A root of about 4,000 tokens is mounted from another slot, a conversation of that length parked, another one
 brought back from host memory, a prompt of that length read, with a checkpoint now and then and (for a model
 with running state) at every chunk. Of copies only the time until the slot is mounted counts, not the reading
-after it. Calm is the same streams just before, with nothing beside them.
+after it. Calm is the same streams just before
+and just after, with nothing beside them: they get longer, and slower, meanwhile.
 
 `lost` is what the streams lost of their pace, over two seconds or as long as it took. A prompt that is read
 takes the streams' time by right: as much as `--decode-share` leaves it.
@@ -107,6 +108,9 @@ class Gaps:
         self.sources.add(source)
         await asyncio.sleep(2 * max(calm))  # the gap that it ended in ends
         beside = streams.gaps(begin, end)
+        after = streams.now
+        await asyncio.sleep(CALM_S)
+        calm += streams.gaps(after, streams.now)
         usual = statistics.median(calm)
         waited = sum(gap - usual for gap in beside) / STREAMS
         self.calm += calm

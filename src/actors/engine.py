@@ -197,6 +197,7 @@ class Engine:
             now=now,
             deliver=outbox.deliver,
             max_stall_s=settings.max_stall_ms / 1e3,
+            linger_s=self._threads.linger_s,
         )
         self.device_thread = DeviceThread(served.runner, make, self._threads, settings.hang_s)
         geometry = served.runner.geometry

@@ -42,7 +42,10 @@ class DriverHandle(Protocol):
 
 
 class Threads(Protocol):
-    """Where work outside the event loop runs."""
+    """Where work outside the event loop runs. linger_s: how long a thread may wait for what the event loop
+    gives it at once; 0 where time is virtual."""
+
+    linger_s: float
 
     def drive(self, name: str, work: Steppable) -> DriverHandle:
         """Call `step` (and `wait` when there is nothing to do) until it is closed."""
@@ -58,6 +61,8 @@ class Threads(Protocol):
 
 class RealThreads:
     """One thread per driven object and one worker thread for blocking functions."""
+
+    linger_s = 0.002
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

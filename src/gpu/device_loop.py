@@ -161,7 +161,8 @@ class DeviceLoop:
     """Drives a `Runner`. `post`, `close` and `wait` are safe from any thread; `step` belongs to one.
 
     now: a clock in seconds. deliver: gets the events of one step, in order. max_stall_s: how long a running
-    row may wait while a chunk is read, before it is stepped between two of the chunk's layers.
+    row may wait while a chunk is read, before it is stepped between two of the chunk's layers. linger_s: how
+    long, once a slot was filled, the loop waits for what its request wants next.
     """
 
     def __init__(
@@ -172,11 +173,13 @@ class DeviceLoop:
         now: Callable[[], float],
         deliver: Callable[[Sequence[DeviceEvent]], None],
         max_stall_s: float = math.inf,
+        linger_s: float = 0.0,
     ) -> None:
         self.runner = runner
         self._pace = Pace(decode_share, max_stall_s, now)
         self._now = now
         self._deliver = deliver
+        self._linger_s = linger_s
         self._since: float | None = None  # when the present piece of work began
         self._commands: deque[Command] = deque()
         self._wake = threading.Condition()
@@ -232,11 +235,12 @@ class DeviceLoop:
         worked = bool(self._commands)
         try:
             with torch.inference_mode():
-                while self._commands:
-                    self._since = self._now()
-                    self._command(self._commands.popleft())
+                filled = self._transfers.filled
+                self._obey()
                 self._since = self._now()
                 worked = self._copy() or worked
+                if self._transfers.filled > filled:
+                    self._linger()
                 self._since = self._now()
                 worked = self._work() or worked
                 self._events.look(0.0 if worked else math.inf)
@@ -245,6 +249,18 @@ class DeviceLoop:
         self._since = None
         self._tell()
         return worked or bool(self._events)
+
+    def _obey(self) -> None:
+        while self._commands:
+            self._since = self._now()
+            self._command(self._commands.popleft())
+
+    def _linger(self) -> None:
+        """Take the job of a slot that was just filled before the next step, if it comes soon."""
+        if self._linger_s:
+            with self._wake:
+                self._wake.wait_for(lambda: self.awake, self._linger_s)
+            self._obey()
 
     def _tell(self) -> None:
         if events := self._events.ready():

@@ -67,7 +67,7 @@ class Pace:
         since = self._waits_since
         if since is None or not must_pause(now - since, self._layer_s, self.most_s):
             return False
-        self._part_ends(slot, now)
+        self._part_ends(slot, 0, now)
         self.counters = replace(self.counters, pauses=self.counters.pauses + 1)
         return True
 
@@ -76,7 +76,7 @@ class Pace:
 
     def chunk_ends(self, slot: int, tokens: int) -> float:
         """Return the seconds that the chunk took, without the steps in it."""
-        self._part_ends(slot, self.now())
+        self._part_ends(slot, tokens, self.now())
         counters, seconds = self.counters, self._read_s
         self.counters = replace(
             counters,
@@ -112,8 +112,8 @@ class Pace:
         )
         return now - begin
 
-    def _part_ends(self, slot: int, now: float) -> None:
+    def _part_ends(self, slot: int, tokens: int, now: float) -> None:
         part = now - self._part_at
         self._read_s += part
         before = self.schedule if self._waits_since is not None else replace(self.schedule, owed_s=0.0)
-        self.schedule = after_chunk(before, slot, part, self.share)
+        self.schedule = after_chunk(before, slot, tokens, part, self.share)

@@ -59,9 +59,11 @@ class _Copying:
 
 @dataclass(slots=True)
 class Transfers:
-    """The copies in progress on `runner`, oldest first. Whatever is given here is answered once."""
+    """The copies in progress on `runner`, oldest first. Whatever is given here is answered once. filled: how
+    many fills were."""
 
     runner: Runner
+    filled: int = 0
     _active: list[_Copying] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -190,4 +192,5 @@ class Transfers:
 
     def _end(self, copying: _Copying, result: object) -> None:
         self._active.remove(copying)
+        self.filled += copying.urgent
         copying.done(result)

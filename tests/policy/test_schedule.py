@@ -22,7 +22,7 @@ DECODE = Work(read=None)
 
 
 def test_with_no_reads_the_rows_always_decode_and_with_no_rows_reads_always_read() -> None:
-    owing = after_chunk(ScheduleState(), 0, 1.0, 0.5)
+    owing = after_chunk(ScheduleState(), 0, 256, 1.0, 0.5)
     assert next_work(owing, [], decoding=2) == DECODE
     assert next_work(ScheduleState(), [], decoding=2) == DECODE
     assert next_work(owing, [PendingRead(0, 0, 100)], decoding=0) == Work(read=0)
@@ -30,14 +30,14 @@ def test_with_no_reads_the_rows_always_decode_and_with_no_rows_reads_always_read
 
 
 def test_after_a_chunk_at_least_one_step_runs_even_with_a_share_of_0() -> None:
-    state = after_chunk(ScheduleState(), 0, 1.0, 0.0)
+    state = after_chunk(ScheduleState(), 0, 256, 1.0, 0.0)
     reads = [PendingRead(0, 0, 100)]
     assert next_work(state, reads, decoding=1) == DECODE
     assert next_work(after_step(state, 0.01), reads, decoding=1) == Work(read=0)
 
 
 def test_a_step_that_takes_longer_than_what_is_owed_leaves_no_credit() -> None:
-    state = after_step(after_chunk(ScheduleState(), 0, 1.0, 0.5), 9.0)
+    state = after_step(after_chunk(ScheduleState(), 0, 256, 1.0, 0.5), 9.0)
     assert (state.owed_steps, state.owed_s) == (0, 0.0)
 
 
@@ -49,7 +49,7 @@ def test_a_step_that_takes_longer_than_what_is_owed_leaves_no_credit() -> None:
 def test_rows_get_their_share_of_the_time_between_two_chunks(
     chunk_s: float, step_s: float, share: float
 ) -> None:
-    state = after_chunk(ScheduleState(), 0, chunk_s, share)
+    state = after_chunk(ScheduleState(), 0, 256, chunk_s, share)
     steps = 0
     while next_work(state, [PendingRead(0, 0, 100)], decoding=1) == DECODE:
         state = after_step(state, step_s)
@@ -62,13 +62,20 @@ def test_rows_get_their_share_of_the_time_between_two_chunks(
 
 def test_what_is_left_of_a_short_read_comes_after_one_step_and_the_rows_are_paid_after_it() -> None:
     short = [PendingRead(0, 0, SHORT)]
-    state = after_chunk(ScheduleState(), 0, 0.04, 0.5)
+    state = after_chunk(ScheduleState(), 0, 256, 0.04, 0.5)
     assert next_work(state, short, decoding=1) == DECODE
     state = after_step(state, 0.01)
     assert next_work(state, [PendingRead(0, 0, SHORT + 1)], decoding=1) == DECODE
     assert next_work(state, short, decoding=1) == Work(read=0)
-    state = after_chunk(state, 0, 0.04, 0.5)
+    state = after_chunk(state, 0, SHORT, 0.04, 0.5)
     assert state.owed_s == pytest.approx(0.03 + 0.04)
+
+
+def test_the_end_of_a_short_read_comes_at_once_where_little_was_read_since_the_last_step() -> None:
+    state = after_chunk(ScheduleState(), 0, 40, 0.03, 0.5)
+    assert next_work(state, [PendingRead(0, 0, SHORT - 40)], decoding=1) == Work(read=0)
+    assert next_work(state, [PendingRead(0, 0, SHORT - 39)], decoding=1) == DECODE
+    assert after_step(state, 0.01).since_step == 0
 
 
 def test_short_reads_one_after_another_leave_the_rows_their_share() -> None:
@@ -77,7 +84,7 @@ def test_short_reads_one_after_another_leave_the_rows_their_share() -> None:
         if next_work(state, [PendingRead(0, i, SHORT)], decoding=1) == DECODE:
             state, decoded = after_step(state, 0.01), decoded + 0.01
         else:
-            state, read = after_chunk(state, 0, 0.04, 0.5), read + 0.04
+            state, read = after_chunk(state, 0, 256, 0.04, 0.5), read + 0.04
         assert decoded >= read - DEFERRED_S - 0.04 - 1e-9
 
 
@@ -90,7 +97,7 @@ def test_rows_get_a_step_before_a_layer_that_would_make_them_wait_too_long() -> 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 1.5])
 def test_a_share_that_leaves_nothing_to_reads_is_refused(share: float) -> None:
     with pytest.raises(ValueError, match="decode share"):
-        after_chunk(ScheduleState(), 0, 1.0, share)
+        after_chunk(ScheduleState(), 0, 256, 1.0, share)
 
 
 def test_reads_go_in_the_order_of_the_queue() -> None:
@@ -121,7 +128,7 @@ def test_a_read_yields_at_most_twice() -> None:
 
 
 def test_no_read_yields_while_rows_are_owed_steps() -> None:
-    state = after_chunk(ScheduleState(), 0, 1.0, 0.5)
+    state = after_chunk(ScheduleState(), 0, 256, 1.0, 0.5)
     assert next_work(state, [PendingRead(0, 0, 1000), PendingRead(1, 1, 10)], decoding=1) == DECODE
 
 
@@ -147,7 +154,7 @@ class Reading:
                 continue
             for slot in work.yielding:
                 self.yielded[slot] += 1
-            state = after_chunk(state, work.read, 1.0, 0.5)
+            state = after_chunk(state, work.read, self.chunk, 1.0, 0.5)
             self.remaining[work.read] -= self.chunk
             if self.remaining[work.read] <= 0:
                 del self.remaining[work.read]

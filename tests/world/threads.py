@@ -16,6 +16,8 @@ T = TypeVar("T")
 class VirtualThreads:
     """Implements `Threads`. run_s: virtual seconds that each function given to `run` takes."""
 
+    linger_s = 0.0
+
     def __init__(self, loop: VirtualLoop, *, run_s: float = 0.0) -> None:
         self._loop = loop
         self._worker = Worker(loop, run_s)
