@@ -27,6 +27,7 @@ ROOT = 4000
 CONTEXT = 8192
 QUESTION = 30
 STREAMS = 2
+IN_PLACE = 3  # chats that the floor is the fastest of
 Holder = Literal["idle", "decoding", "parked", "gone", "cache off"]
 SLOTS: Mapping[Holder, int] = {"idle": 4, "decoding": 3, "parked": 3, "gone": 3, "cache off": 3}
 
@@ -71,12 +72,13 @@ class Case:
         return Round(answered, new, cold, floor)
 
     async def _in_place(self, system: str) -> float:
-        """Open chats until one has its system prompt in its slot; return the seconds to its first token."""
-        for _ in range(self._engine.settings.parallel + 1):
+        """Open chats until some had their system prompt in their slot; return the seconds of the fastest."""
+        seconds: list[float] = []
+        for _ in range(self._engine.settings.parallel + IN_PLACE):
             answered = await ask(self._engine, self._chat(system))
             if answered.reuse.source == "checkpoint":
-                return answered.seconds
-        raise AssertionError("no slot resumed in place")
+                seconds.append(answered.seconds)
+        return min(seconds)
 
     def _chat(self, system: str, tokens: int = QUESTION) -> GenerateRequest:
         chat = self._texts.chat(system, self._texts.of(tokens))

@@ -15,7 +15,7 @@ namespace regrow {
 namespace {
 
 constexpr int PIECE = 512;        // cells
-constexpr int SPLIT_ROWS = 256;   // more rows than these are enough work unsplit
+constexpr int MANY_ROWS = 128;    // of a block, where there are more than ROWS: those are enough work with all cells
 constexpr float NOTHING = -1e30f; // the largest score where there was none
 
 struct Strides {
@@ -32,7 +32,9 @@ struct Call {
 
   int groups() const { return heads / kv_heads; }
   int rows() const { return n * groups(); }
-  int blocks() const { return (rows() + ROWS - 1) / ROWS; }
+  bool many() const { return rows() > ROWS; }
+  int block_rows() const { return many() ? MANY_ROWS : ROWS; }
+  int blocks() const { return (rows() + block_rows() - 1) / block_rows(); }
 
   bool served() const {
     for (std::ptrdiff_t i = 0; i < std::ptrdiff_t(batch) * n; i++) {
@@ -44,27 +46,28 @@ struct Call {
 
 // A block of rows: queries of one key head, tokens first.
 struct Rows {
-  int batch, head, block, count, lo, hi, first_piece, pieces;
+  int batch, head, first_row, count, lo, hi, first_piece, pieces;
 
   Rows(const Call& call, int index) {
-    block = call.blocks() - 1 - index % call.blocks();  // those that see most come first
+    const int block = call.blocks() - 1 - index % call.blocks();  // those that see most come first
     head = index / call.blocks() % call.kv_heads;       // the blocks of a head in turn: its cells stay in the cache
     batch = index / call.blocks() / call.kv_heads;
-    count = std::min(ROWS, call.rows() - block * ROWS);
+    first_row = block * call.block_rows();
+    count = std::min(call.block_rows(), call.rows() - first_row);
     lo = INT32_MAX, hi = 0;
     for (int i = token(call, 0); i <= token(call, count - 1); i++) {
       const int at = batch * call.n + i;
       if (call.end[at] > 0) lo = std::min(lo, int(call.first[at])), hi = std::max(hi, int(call.end[at]));
     }
     lo = std::min(lo, hi);
-    first_piece = call.rows() > SPLIT_ROWS ? 0 : lo / PIECE;
-    pieces = hi <= lo ? 0 : call.rows() > SPLIT_ROWS ? 1 : (hi - 1) / PIECE + 1 - first_piece;
+    first_piece = call.many() ? 0 : lo / PIECE;
+    pieces = hi <= lo ? 0 : call.many() ? 1 : (hi - 1) / PIECE + 1 - first_piece;
   }
 
-  int token(const Call& call, int row) const { return (block * ROWS + row) / call.groups(); }
+  int token(const Call& call, int row) const { return (first_row + row) / call.groups(); }
   // The place of a row among [batch, n, heads].
   std::ptrdiff_t place(const Call& call, int row) const {
-    const int group = (block * ROWS + row) % call.groups();
+    const int group = (first_row + row) % call.groups();
     return (std::ptrdiff_t(batch) * call.n + token(call, row)) * call.heads + head * call.groups() + group;
   }
 };
@@ -143,7 +146,7 @@ class Attention {
     std::fill_n(first_, ROWS, 0), std::fill_n(end_, ROWS, INT32_MAX);  // rows that are none see everything
     std::fill_n(top_, ROWS, NOTHING), std::fill_n(sum_, ROWS, 0.0f);
     for (int row = 0; row < rows.count; row++) {
-      const int token = rows.token(call, row), group = (rows.block * ROWS + row) % call.groups();
+      const int token = rows.token(call, row), group = (rows.first_row + row) % call.groups();
       first_[row] = call.first[rows.batch * call.n + token], end_[row] = call.end[rows.batch * call.n + token];
       form.set_query(row, static_cast<const T*>(call.q) + rows.batch * call.q_at.batch +
                               (rows.head * call.groups() + group) * call.q_at.head + token * call.q_at.token);

@@ -22,7 +22,7 @@
 namespace regrow {
 
 constexpr int BLOCK = 128;
-constexpr int ROWS = 128;
+constexpr int ROWS = 256;
 constexpr int MAX_DIM = 256;
 
 inline int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
