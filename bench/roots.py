@@ -116,14 +116,14 @@ async def measure(opts: harness.Options) -> list[dict[str, harness.Cell]]:
             exact=opts.exact,
             quant=opts.quant,
             parallel=slots,
-            context=CONTEXT,
+            context=context,
             cache=cache,
             cache_mib=mib,
         )
 
-    rows = []
+    rows, context = [], CONTEXT
     async with Engine.open(settings(1)) as engine:
-        lone = lone_budget(engine, ROOT)
+        lone, context = lone_budget(engine, ROOT), max(context, ROOT * 3 // 2 + lone_tokens(engine))
     for holder, slots in SLOTS.items():
         mib = lone if holder == "gone" else None
         async with Engine.open(settings(slots, cache=holder != "cache off", mib=mib)) as engine:
