@@ -42,6 +42,18 @@ def test_roots_a_new_chat_reads_what_is_new_and_at_most_8_tokens_more_whoever_ho
             assert row["reused"] + row["read"] == row["prompt"] - 1
 
 
+def test_modes_every_mode_is_measured_against_the_same_one(
+    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modes = load("modes")
+    monkeypatch.setattr(modes, "PAST", modes.CHUNK)
+    usual, *others = run(modes, "modes", tmp_path, monkeypatch, "--model", "random:llama", "--quant", "int8")
+    asked = [(row["exact"], row["quant"]) for row in (usual, *others)]
+    assert asked[0] == ("cache", "int8")
+    assert len(set(asked)) == len(asked) == 1 + 2 + 3
+    assert all(row["step, 1 row"] > 0 and row["256 at 0"] > 0 for row in (usual, *others))
+
+
 def test_live_a_loop_of_calls_reads_the_same_and_sends_less_where_the_server_keeps_the_history(
     load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
