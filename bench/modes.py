@@ -1,8 +1,9 @@
 """What each mode costs in speed: exactness at the default quant, and each quant at the default exactness.
 
-One model a quant, one runner a mode, all in one thread, in turn: a decode step of 1 and of 4 rows, and a chunk
-at the start of a prompt and behind 2,048 tokens. Each figure is how many times longer it takes than in the mode
-that `--exact` and `--quant` name, the median of the ratios of rounds; those of that mode itself are in ms.
+One model a quant, one runner a mode, all in one thread, in turn: a decode step of 1 and of 4 rows, and a
+chunk at the start of a prompt and behind 2,048 tokens. Each figure is how many times longer it takes than
+in the mode that `--exact` and `--quant` name, the median of the ratios of rounds; those of that mode
+itself are in ms.
 """
 
 import statistics
