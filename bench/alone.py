@@ -169,7 +169,7 @@ class Alone:
             default_sampling=PROMPT.sampling,
             budget=budget,
         )
-        threads = SimpleNamespace(drive=lambda name, work: None)
+        threads = SimpleNamespace(drive=lambda name, work: None, linger_s=0.0)
         self.engine = Engine(settings, served, self._town, threads)
         asyncio.run(self._wire())
         self._device = Device(self.engine.cache, size.token)

@@ -184,6 +184,7 @@ async def test_ctrl_c_cancels_the_answer_and_the_chat_goes_on(start: Start) -> N
         *(sys.executable, "-m", "regrow", "chat", "--url", served.url),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background has none
     )
     process.stdin.write(b"Hello\n")
     run = await engine.started.get()
