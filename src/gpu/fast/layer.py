@@ -1,13 +1,15 @@
-"""A decoder layer in one native call, for one token of each of a few slots, or for a chunk of one.
+"""Decoder layers in one native call, for one token of each of a few slots, or for a chunk of one.
 
 For layers of the common shape: norm, rotary attention with grouped queries (and norms of queries and keys),
 norm, gated SiLU MLP. A layer is taken for one if it has those parts, and if the call gives on random cells
 what the layer's own code gives, up to rounding; others stay with that code. A long chunk is taken in bfloat16
-where the processor has a tile unit.
+where the processor has a tile unit. Layers that follow each other go in one call, unless something is to be
+done between the layers of a chunk.
 """
 
 import ctypes
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from regrow.gpu.arena import Arenas
 from regrow.gpu.call import Decoding
 from regrow.gpu.fast import native
 from regrow.gpu.fast.linear import FEW, Kin, NativeProduct
@@ -42,14 +45,19 @@ class _Layer(ctypes.Structure):
     )
 
 
-class _Step(ctypes.Structure):
+class _Cells(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("hidden", "out", "cos", "sin", "keys", "values")),
+        ("keys", ctypes.c_void_p),
+        ("values", ctypes.c_void_p),
         ("key_strides", _Strides),
         ("value_strides", _Strides),
-        ("cells", ctypes.c_void_p),
-        ("runs", ctypes.c_void_p),
-        *((name, ctypes.c_int32) for name in ("slots", "tokens", "context", "is_bf16")),
+    )
+
+
+class _Call(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("hidden", "out", "cos", "sin", "cells", "runs")),
+        *((name, ctypes.c_int32) for name in ("first", "slots", "tokens", "context", "is_bf16")),
     )
 
 
@@ -87,9 +95,10 @@ class NativeLayer:
             rotary,
             float(attention.scaling),
         )
-        self._library = native.needed()
-        self._step = _Step()
-        self._at = ctypes.addressof(self._layer), ctypes.addressof(self._step)
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self._layer)
 
     @property
     def kv_heads(self) -> int:
@@ -103,34 +112,6 @@ class NativeLayer:
     def rotary(self) -> int:
         return int(self._layer.rotary)
 
-    def __call__(
-        self,
-        hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        cells: torch.Tensor,
-        runs: torch.Tensor,
-    ) -> torch.Tensor:
-        """Hidden states [slots, n, size], cos and sin [slots, n, rotary], the slots' arenas [slots, kv_heads,
-        cells, dim]; cells int64 [slots, n]: where each token's own goes; runs int32 [2, slots, n]: what it
-        sees."""
-        hidden, cos, sin = hidden.contiguous(), cos.contiguous(), sin.contiguous()
-        out = torch.empty_like(hidden)
-        step = self._step
-        step.hidden, step.out = hidden.data_ptr(), out.data_ptr()
-        step.cos, step.sin = cos.data_ptr(), sin.data_ptr()
-        step.keys, step.values = keys.data_ptr(), values.data_ptr()
-        step.key_strides[:] = keys.stride()[:3]
-        step.value_strides[:] = values.stride()[:3]
-        step.cells, step.runs = cells.data_ptr(), runs.data_ptr()
-        step.slots, step.tokens, step.context = *hidden.shape[:2], keys.shape[2]
-        step.is_bf16 = hidden.dtype == torch.bfloat16
-        if self._library.regrow_layer(*self._at):
-            raise ValueError("a token sees cells that its arena does not have")
-        return out
-
     def _norm(self, module: nn.Module | None) -> native.Norm:
         if module is None:
             return native.Norm(None, 0.0, 1)
@@ -141,31 +122,120 @@ class NativeLayer:
         return native.Norm(self._kept[-1].data_ptr(), float(epsilon), 1)
 
 
+class NativeLayers:
+    """Layers that follow each other, in one call."""
+
+    def __init__(self, layers: Sequence[NativeLayer]) -> None:
+        self._library = native.needed()
+        self._layers = layers
+        self._pointers = (ctypes.c_void_p * len(layers))(*(layer.address for layer in layers))
+        self._cells = (_Cells * len(layers))()
+        self._call = _Call()
+        self._at = ctypes.addressof(self._call)
+
+    def store_in(self, arenas: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Keys and values go to these arenas [slots, kv_heads, cells, dim] from now on, a pair a layer; the
+        caller keeps them alive."""
+        for cells, (keys, values) in zip(self._cells, arenas, strict=True):
+            cells.keys, cells.values = keys.data_ptr(), values.data_ptr()
+            cells.key_strides[:], cells.value_strides[:] = keys.stride()[:3], values.stride()[:3]
+        self._call.context = arenas[0][0].shape[2]
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        first: int,
+        cells: torch.Tensor,
+        runs: torch.Tensor,
+    ) -> torch.Tensor:
+        """Hidden states [slots, n, size], cos and sin [slots, n, rotary], slots from `first` on; cells int64
+        [slots, n]: where each token's own goes; runs int32 [2, slots, n]: what it sees."""
+        hidden, cos, sin = hidden.contiguous(), cos.contiguous(), sin.contiguous()
+        out, call = torch.empty_like(hidden), self._call
+        call.hidden, call.out = hidden.data_ptr(), out.data_ptr()
+        call.cos, call.sin = cos.data_ptr(), sin.data_ptr()
+        call.cells, call.runs = cells.data_ptr(), runs.data_ptr()
+        call.first, (call.slots, call.tokens) = first, hidden.shape[:2]
+        call.is_bf16 = hidden.dtype == torch.bfloat16
+        if self._library.regrow_layers(self._pointers, self._cells, len(self._layers), self._at):
+            raise ValueError("a token sees cells that its arena does not have")
+        return out
+
+
+class _Run:
+    """Layers that follow each other, by their indices, on the arenas that they were last called with."""
+
+    def __init__(self, layers: Mapping[int, NativeLayer]) -> None:
+        self._indices, self._layers = list(layers), NativeLayers(list(layers.values()))
+        self._arenas: Callable[[], Arenas | None] = lambda: None
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        embeddings: tuple[torch.Tensor, torch.Tensor],
+        cache: SlotCache,
+        runs: torch.Tensor,
+    ) -> torch.Tensor:
+        call, arenas = cache.call, cache.arenas
+        if self._arenas() is not arenas:
+            self._layers.store_in([(arenas.cells[i, "k"], arenas.cells[i, "v"]) for i in self._indices])
+            self._arenas = weakref.ref(arenas)
+        if isinstance(call, Decoding):
+            first, cells = call.first, call.cells
+            call.updates += len(self)
+            call.intact += len(self)
+        else:
+            first, cells = call.slot, torch.arange(call.start, call.end)
+        return self._layers(hidden, *embeddings, first, cells, runs)
+
+
 class NativeOrStock:
-    """A layer's forward: the native call for decode steps and chunks, the model's own code for the rest."""
+    """A layer's forward: the native call for decode steps and chunks, the model's own code for the rest.
+
+    The first layer of a run computes for all of it; the others hand on what they are given.
+    """
 
     def __init__(self, stock: Any, layer: NativeLayer, index: int) -> None:
         self._stock, self._layer, self._index = stock, layer, index
-        self._keys, self._values = (index, "k"), (index, "v")
+        self._alone = self._run = _Run({index: layer})
+        self._head = self
+        self._ran: tuple[
+            Any, ...
+        ] = ()  # the call that the run was last computed for, its mask and its result
+
+    @classmethod
+    def join(cls, members: Sequence["NativeOrStock"]) -> None:
+        """Let these be computed in one call."""
+        members[0]._run = _Run({member._index: member._layer for member in members})
+        for member in members:
+            member._head = members[0]
 
     def __call__(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         cache, mask = kwargs.get("cache"), kwargs.get("attention_mask")
         if not isinstance(cache, SlotCache) or not isinstance(mask, LazyMask) or args:
             return self._stock(hidden_states, *args, **kwargs)
-        call = cache.call
-        runs = _step_runs(call, mask) if isinstance(call, Decoding) else self._chunk_runs(hidden_states, mask)
-        if runs is None or self._keys not in cache.arenas.cells:  # which probing has yet to find
+        call, head = cache.call, self._head
+        if head is not self and head._ran and head._ran[0] is call and head._ran[2] is hidden_states:
+            if head._ran[1] is not mask:
+                raise RuntimeError("layers that were taken for one run have masks of their own")
+            return hidden_states
+        if isinstance(call, Decoding):
+            runs, together = _step_runs(call, mask), head is self
+        else:
+            runs = self._chunk_runs(hidden_states, mask)
+            together = head is self and call.between is None
+        if runs is None or (self._index, "k") not in cache.arenas.cells:  # which probing has yet to find
             return self._stock(hidden_states, **kwargs)
         cache.entered(self._index)
-        if isinstance(call, Decoding):
-            slots, cells = call.rows, call.cells
-            call.updates += 1
-            call.intact += 1
-        else:
-            slots, cells = slice(call.slot, call.slot + 1), torch.arange(call.start, call.end)
-        cos, sin = kwargs["position_embeddings"]
-        keys, values = cache.arenas.cells[self._keys], cache.arenas.cells[self._values]
-        return self._layer(hidden_states, cos, sin, keys[slots], values[slots], cells, runs)
+        run = self._run if together else self._alone
+        out = run(hidden_states, kwargs["position_embeddings"], cache, runs)
+        self._ran = (call, mask, out) if together else ()
+        return out
 
     def _chunk_runs(self, hidden: torch.Tensor, mask: LazyMask) -> torch.Tensor | None:
         """Return the cells that a chunk's tokens see, None where the layer is not to take it."""
@@ -190,11 +260,13 @@ def use_native_layers(model: PreTrainedModel, products: Mapping[str, Kin]) -> in
 
     products: those of the linear layers, by name.
     """
-    found = 0
-    for name, (hidden, kwargs) in _inputs(model).items():
+    runs: list[list[NativeOrStock]] = []
+    last: tuple[Any, ...] = (None,) * 4
+    for name, (hidden, kwargs, out) in _calls(model).items():
         layer = model.get_submodule(name)
         own = _products(name, products)
-        index = getattr(getattr(layer, "self_attn", None), "layer_idx", None)
+        attention = getattr(layer, "self_attn", None)
+        index, window = (getattr(attention, field, None) for field in ("layer_idx", "sliding_window"))
         embeddings = kwargs.get("position_embeddings")
         if own is None or index is None or not isinstance(embeddings, tuple):
             continue
@@ -202,10 +274,19 @@ def use_native_layers(model: PreTrainedModel, products: Mapping[str, Kin]) -> in
         chunks = fast.takes_many and hidden.dtype == torch.bfloat16
         step = hidden[:, -1:], embeddings[0][:, -1:], embeddings[1][:, -1:]
         trials = ((*step, _PAST), (hidden, *embeddings, 0))[: 1 + chunks]
-        if fast.rotary <= fast.dim and all(_agree(layer, fast, *trial) for trial in trials):
-            layer.forward = NativeOrStock(layer.forward, fast, index)
-            found += 1
-    return found
+        if fast.rotary > fast.dim or not all(_agree(layer, fast, *trial) for trial in trials):
+            continue
+        taken = NativeOrStock(layer.forward, fast, index)
+        layer.forward = taken
+        same = embeddings, kwargs.get("attention_mask"), window
+        if all(a is b for a, b in zip(last, (hidden, *same), strict=True)):
+            runs[-1].append(taken)
+        else:
+            runs.append([taken])
+        last = (out, *same)
+    for run in runs:
+        NativeOrStock.join(run)
+    return sum(map(len, runs))
 
 
 def _is_common(layer: nn.Module) -> bool:
@@ -222,18 +303,19 @@ def _submodules(layer: nn.Module) -> set[str]:
     }
 
 
-def _inputs(model: PreTrainedModel) -> dict[str, tuple[torch.Tensor, dict[str, Any]]]:
-    """Return what the layers of the common shape are called with, by name, for more than `FEW` tokens."""
-    seen: dict[str, tuple[torch.Tensor, dict[str, Any]]] = {}
+def _calls(model: PreTrainedModel) -> dict[str, tuple[torch.Tensor, dict[str, Any], Any]]:
+    """Return what the layers of the common shape are called with and what they give, by name, for more than
+    `FEW` tokens."""
+    seen: dict[str, tuple[torch.Tensor, dict[str, Any], Any]] = {}
 
     def note(name: str) -> Any:
-        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            seen[name] = args[0], kwargs
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+            seen[name] = args[0], kwargs, out
 
         return hook
 
     layers = {name: m for name, m in model.named_modules() if _is_common(m)}
-    hooks = [m.register_forward_pre_hook(note(name), with_kwargs=True) for name, m in layers.items()]
+    hooks = [m.register_forward_hook(note(name), with_kwargs=True) for name, m in layers.items()]
     if hooks:
         with torch.inference_mode():
             model(input_ids=torch.arange(FEW + 1)[None] % 3 + 1, use_cache=False)
@@ -289,7 +371,9 @@ def _agree(
             wanted = layer(hidden, attention_mask=None, position_embeddings=(cos, sin), cache=stored)
         except (AttributeError, TypeError, ValueError, RuntimeError):
             return False
-        found = fast(hidden, cos, sin, arenas[0], arenas[1], cells, runs)
+        alone = NativeLayers([fast])
+        alone.store_in([(arenas[0], arenas[1])])
+        found = alone(hidden, cos, sin, 0, cells, runs)
     if not isinstance(wanted, torch.Tensor) or wanted.shape != found.shape:
         return False
     pairs = ((found - hidden, wanted - hidden), (arenas[0], stored.keys), (arenas[1], stored.values))

@@ -21,7 +21,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "regrow_linear_many": [_POINTER] * 3 + [_INT],
     "regrow_takes_many": [_POINTER],
     "regrow_unpack": [_POINTER] * 2 + [_INT],
-    "regrow_layer": [_POINTER] * 2,
+    "regrow_layers": [_POINTER] * 2 + [_INT, _POINTER],
     "regrow_delta": [_POINTER] * 2,
     "regrow_mlp": [_POINTER] * 4 + [_INT] * 2,
     "regrow_gate": [_POINTER] * 2 + [_INT] * 3,

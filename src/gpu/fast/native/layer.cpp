@@ -23,18 +23,21 @@ struct Layer {
   float scale;
 };
 
-// hidden [slots, tokens, size] in and out, cos and sin [slots, tokens, rotary]; keys and values: the arenas from the first
-// slot on, with strides in elements; cells int64 [slots, tokens]: where a token's own goes; runs int32 [2, slots, tokens]:
-// the cells it sees.
-struct Step {
+// A layer's arenas [slots, kv_heads, cells, dim], with strides in elements.
+struct Cells {
+  void *keys, *values;
+  std::int64_t key_strides[3], value_strides[3];  // slot, head, cell
+};
+
+// hidden [slots, tokens, size] in and out, which may be one, cos and sin [slots, tokens, rotary]; cells int64 [slots,
+// tokens]: where a token's own goes; runs int32 [2, slots, tokens]: the cells it sees. first: the slot of the first row.
+struct Call {
   const void* hidden;
   void* out;
   const void *cos, *sin;
-  void *keys, *values;
-  std::int64_t key_strides[3], value_strides[3];  // slot, head, cell
   const std::int64_t* cells;
   const std::int32_t* runs;
-  std::int32_t slots, tokens, context, is_bf16;  // context: cells of an arena
+  std::int32_t first, slots, tokens, context, is_bf16;  // context: cells of an arena
 };
 
 namespace {
@@ -87,11 +90,13 @@ void mlp(const Product& gate_up, const Product& down, const T* x, T* y, int rows
 
 // Returns 1 where attention refuses its runs of cells.
 template <class T>
-int run(const Layer& layer, const Step& step) {
+int run(const Layer& layer, const Cells& cells, const Call& call, const void* given) {
   static thread_local Scratch<T> scratch;
-  const int rows = step.slots * step.tokens, size = layer.qkv.inputs, dim = layer.dim;
+  const int rows = call.slots * call.tokens, size = layer.qkv.inputs, dim = layer.dim;
   const std::ptrdiff_t all = std::ptrdiff_t(rows) * size;
-  const T* hidden = static_cast<const T*>(step.hidden);
+  const T* hidden = static_cast<const T*>(given);
+  T* const keys = static_cast<T*>(cells.keys) + call.first * cells.key_strides[0];
+  T* const values = static_cast<T*>(cells.values) + call.first * cells.value_strides[0];
   T* normed = scratch.of(scratch.normed, all);
   each(rows, [&](int r) {
     const std::ptrdiff_t at = std::ptrdiff_t(r) * size;
@@ -102,9 +107,9 @@ int run(const Layer& layer, const Step& step) {
   T* qkv = scratch.of(scratch.qkv, std::size_t(rows) * width);
   product(layer.qkv, normed, qkv, rows);
   each(rows, [&](int r) {
-    const int slot = r / step.tokens;
-    const T* cos = static_cast<const T*>(step.cos) + std::ptrdiff_t(r) * layer.rotary;
-    const T* sin = static_cast<const T*>(step.sin) + std::ptrdiff_t(r) * layer.rotary;
+    const int slot = r / call.tokens;
+    const T* cos = static_cast<const T*>(call.cos) + std::ptrdiff_t(r) * layer.rotary;
+    const T* sin = static_cast<const T*>(call.sin) + std::ptrdiff_t(r) * layer.rotary;
     T* row = qkv + std::ptrdiff_t(r) * width;
     for (int h = 0; h < layer.heads + layer.kv_heads; h++) {
       const Norm& own = h < layer.heads ? layer.query : layer.key;
@@ -112,20 +117,20 @@ int run(const Layer& layer, const Step& step) {
       rotate(row + h * dim, cos, sin, layer.rotary);
     }
     for (int h = 0; h < layer.kv_heads; h++) {
-      T* key = static_cast<T*>(step.keys) + slot * step.key_strides[0] + h * step.key_strides[1];
-      T* value = static_cast<T*>(step.values) + slot * step.value_strides[0] + h * step.value_strides[1];
+      T* key = keys + slot * cells.key_strides[0] + h * cells.key_strides[1];
+      T* value = values + slot * cells.value_strides[0] + h * cells.value_strides[1];
       const T* own = row + (layer.heads + h) * dim;
-      std::copy_n(own, dim, key + step.cells[r] * step.key_strides[2]);
-      std::copy_n(own + layer.kv_heads * dim, dim, value + step.cells[r] * step.value_strides[2]);
+      std::copy_n(own, dim, key + call.cells[r] * cells.key_strides[2]);
+      std::copy_n(own + layer.kv_heads * dim, dim, value + call.cells[r] * cells.value_strides[2]);
     }
   });
 
   T* seen = scratch.of(scratch.seen, std::size_t(rows) * layer.heads * dim);
-  const std::int64_t strides[9] = {std::int64_t(step.tokens) * width, dim, width,
-                                   step.key_strides[0], step.key_strides[1], step.key_strides[2],
-                                   step.value_strides[0], step.value_strides[1], step.value_strides[2]};
-  const std::int32_t shape[7] = {step.slots, step.tokens, layer.heads, layer.kv_heads, dim, dim, step.context};
-  if (regrow_attention(qkv, step.keys, step.values, seen, step.runs, strides, shape, layer.scale, step.is_bf16)) {
+  const std::int64_t strides[9] = {std::int64_t(call.tokens) * width, dim, width,
+                                   cells.key_strides[0], cells.key_strides[1], cells.key_strides[2],
+                                   cells.value_strides[0], cells.value_strides[1], cells.value_strides[2]};
+  const std::int32_t shape[7] = {call.slots, call.tokens, layer.heads, layer.kv_heads, dim, dim, call.context};
+  if (regrow_attention(qkv, keys, values, seen, call.runs, strides, shape, layer.scale, call.is_bf16)) {
     return 1;
   }
   product(layer.out, seen, normed, rows);
@@ -138,7 +143,7 @@ int run(const Layer& layer, const Step& step) {
   mlp(layer.gate_up, layer.down, normed, normed, rows, scratch);
   each(rows, [&](int r) {
     const std::ptrdiff_t at = std::ptrdiff_t(r) * size;
-    add(sum + at, normed + at, static_cast<T*>(step.out) + at, size);
+    add(sum + at, normed + at, static_cast<T*>(call.out) + at, size);
   });
   return 0;
 }
@@ -146,8 +151,16 @@ int run(const Layer& layer, const Step& step) {
 }  // namespace
 }  // namespace regrow
 
-REGROW_API int regrow_layer(const regrow::Layer* layer, const regrow::Step* step) {
-  return step->is_bf16 ? regrow::run<regrow::bf16>(*layer, *step) : regrow::run<float>(*layer, *step);
+// Layers that follow each other. Returns 1 where attention refuses its runs of cells.
+REGROW_API int regrow_layers(const regrow::Layer* const* layers, const regrow::Cells* cells, int count,
+                             const regrow::Call* call) {
+  for (int i = 0; i < count; i++) {
+    const void* hidden = i ? call->out : call->hidden;
+    const int refused = call->is_bf16 ? regrow::run<regrow::bf16>(*layers[i], cells[i], *call, hidden)
+                                      : regrow::run<float>(*layers[i], cells[i], *call, hidden);
+    if (refused) return 1;
+  }
+  return 0;
 }
 
 // x and y [rows, inputs or outputs], both bfloat16 or both float32; see `mlp`.
