@@ -27,6 +27,7 @@ ROOT = 4000
 CONTEXT = 8192
 QUESTION = 30
 STREAMS = 2
+CALM_S = 0.5  # in which streams get what they are owed for the reading before
 IN_PLACE = 3  # chats that the floor is the fastest of
 Holder = Literal["idle", "decoding", "parked", "gone", "cache off"]
 SLOTS: Mapping[Holder, int] = {"idle": 4, "decoding": 3, "parked": 3, "gone": 3, "cache off": 3}
@@ -65,6 +66,7 @@ class Case:
                 await busy(engine, streams, STREAMS, self._texts)
             elif self._holder != "decoding":
                 await streams.aclose()
+            await asyncio.sleep(CALM_S)
             answered = await ask(engine, second)
         floor = await self._in_place(system) if engine.settings.cache else None
         keys = [engine.tokenizer.encode_chat(request.messages, (), {}) for request in (first, second)]

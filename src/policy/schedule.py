@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 MAX_YIELDS = 2
 SHORT = 64  # tokens, of a read and between two steps
-DEFERRED_S = 0.1
+DEFERRED_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
