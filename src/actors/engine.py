@@ -261,9 +261,6 @@ class Engine:
             watchers=(*names, "engine", "cache"),
         )
 
-        def tell(to: str, message: object) -> None:
-            system.ref(to).tell(message)
-
         def post(to: str, message: object) -> None:
             system.ref(to).post(message)
 
@@ -279,7 +276,7 @@ class Engine:
                 geometry.bytes_per_token,
                 next(restarts["cache"]),
                 settings.root_cells != "never",
-                tell,
+                post,  # what has gone is gone: a full mailbox is no reason not to be told
                 now,
                 geometry.bytes_per_checkpoint,
                 self._tier is not None,

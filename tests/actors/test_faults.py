@@ -296,3 +296,17 @@ def test_what_a_mount_has_taken_is_given_back_although_the_cache_takes_no_messag
         assert (await house.ask(request)).tokens == house.truth(request)
 
     in_house(scenario, slots=1, hybrid=hybrid)
+
+
+def test_what_goes_is_heard_of_everywhere_although_a_slot_takes_no_messages() -> None:
+    async def scenario(house: House) -> None:
+        await house.ask(chat("hello"))
+        cell = house.engine._system._cells["slot-0"]
+        size, cell.size = cell.size, 0
+        assert await house.engine.forget() > 0
+        cell.size = size
+        await house.settled()
+        assert not house.placement._directory._states
+        assert (await house.ask(chat("hello"))).tokens == house.truth(chat("hello"))
+
+    in_house(scenario, slots=1)

@@ -56,7 +56,8 @@ class Life:
         done = 0
         while done < steps:
             self.disk.fails.clear()  # one that cannot be read at the start is refused there
-            async with house(self.world, prefixes=self.prefixes, files=self.disk, **settings) as opened:
+            used = self.disk  # after a power cut it is another one that is found
+            async with house(self.world, prefixes=self.prefixes, files=used, **settings) as opened:
                 self.doom.at.clear()
                 self.doom.watching(patch, lambda: opened.engine.lives)
                 opened.engine.watch(book.heard)
@@ -68,7 +69,7 @@ class Life:
                     done += 1
                     if not await self.step(opened, crowd, faults, faulty):
                         break
-                await self.ends(opened, crowd)
+                await self.ends(opened, crowd, used)
             assert not opened.engine._requests, "the engine has forgotten to end a request"
         self.told.requests, self.told.outcomes = book.started, book.outcomes
 
@@ -134,14 +135,14 @@ class Life:
         except UNSURE as error:
             self.note(f"no answer: {error}")
 
-    async def ends(self, opened: House, crowd: Crowd) -> None:
+    async def ends(self, opened: House, crowd: Crowd, used: SimulatedDisk) -> None:
         """Stop the house in order; every request has ended then, whatever state it was in."""
         opened.runner.faults.clear()
         self.doom.at.clear()
         if self.rng.random() < 0.5 and opened.engine.failed is None:
             if crowd.at_work:
                 await asyncio.wait(crowd.at_work, timeout=NEVER_S)
-            await self.rests(opened, crowd)
+            await self.rests(opened, crowd, used)
         ending = asyncio.ensure_future(opened.engine.drain())
         if crowd.at_work:
             await asyncio.wait(crowd.at_work, timeout=NEVER_S)
@@ -149,11 +150,11 @@ class Life:
         crowd.raise_found()
         assert not crowd.at_work, f"{len(crowd.at_work)} clients wait for ever"
 
-    async def rests(self, opened: House, crowd: Crowd) -> None:
+    async def rests(self, opened: House, crowd: Crowd, used: SimulatedDisk) -> None:
         """Let everything come to rest; nothing is held by anybody then."""
         if opened.engine.failed is None:
-            self.disk.note = lambda operation, size: None
-            await asyncio.sleep(200)
+            used.note = lambda operation, size: None
+            await asyncio.sleep(200 + 2 * opened.engine.settings.hang_s)  # till a device that hangs was seen
             await self.check(opened, crowd)
         if opened.engine.failed is None:
             shelf = opened.cache._shelf
