@@ -103,9 +103,23 @@ FAULTS = (
     Fault(
         "running rows are owed nothing after a chunk",
         "policy/schedule.py",
-        "owed_steps=1, owed_s=seconds * share / (1 - share)",
-        "owed_steps=0, owed_s=0.0",
+        "ScheduleState(slot, 1, state.owed_s + seconds * share / (1 - share), ",
+        "ScheduleState(slot, 0, 0.0, ",
         "tests/policy/test_schedule.py",
+    ),
+    Fault(
+        "what is deferred for short reads is not owed",
+        "policy/schedule.py",
+        "state.owed_s + seconds * share",
+        "seconds * share",
+        "tests/policy/test_schedule.py",
+    ),
+    Fault(
+        "what goes is not told where a mailbox is full",
+        "actors/engine.py",
+        "system.ref(to).post(message)",
+        "system.ref(to).tell(message)",
+        "tests/actors/test_faults.py",
     ),
     Fault(
         "a stop string across two pieces is missed",
