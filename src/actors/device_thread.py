@@ -30,6 +30,7 @@ class DeviceThread:
         self.loop = make(runner)
         self._driver: DriverHandle | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
 
     def start(self) -> None:
         self._driver = self._threads.drive("device", self.loop)
@@ -48,6 +49,8 @@ class DeviceThread:
             return
         log.error("device hangs: its thread and its slots are abandoned", seconds=round(self.loop.busy_s))
         runner = await self._threads.run(self.loop.runner.fresh)
+        if self._stopped:  # meanwhile; nobody would end another thread
+            return
         self._driver.abandon()
         self.loop = self._make(runner)
         self.start()
@@ -55,6 +58,7 @@ class DeviceThread:
     async def stop(self) -> None:
         """Return once the last step has ended; one that hangs is not waited for."""
         assert self._driver is not None
+        self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
         await self._driver.stop(self.hang_s or None)

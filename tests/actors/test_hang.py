@@ -100,3 +100,19 @@ def test_an_engine_whose_device_hangs_can_be_stopped() -> None:
         await house.engine.drain()
 
     in_house(scenario, hang_s=500.0, rests=False, seeds=[1], drain_s=5.0, ask_deadline_s=5.0)
+
+
+def test_no_thread_is_begun_anew_once_the_device_was_stopped() -> None:
+    async def scenario(house: House) -> None:
+        thread = house.engine.device_thread
+        house.runner.faults["read", 1] = Hang()
+        await house.submit(chat("hello"))
+        await asyncio.sleep(HANG_S + 1)
+        assert thread.hangs()
+        driver, renewing = thread._driver, asyncio.create_task(thread.renew())
+        await asyncio.sleep(0)
+        await thread.stop()
+        await renewing
+        assert thread._driver is driver
+
+    in_house(scenario, hang_s=HANG_S, rests=False)
