@@ -204,9 +204,7 @@ class NativeOrStock:
         self._stock, self._layer, self._index = stock, layer, index
         self._alone = self._run = _Run({index: layer})
         self._head = self
-        self._ran: tuple[
-            Any, ...
-        ] = ()  # the call that the run was last computed for, its mask and its result
+        self._ran: tuple[Any, ...] = ()  # the call, the mask and the result of the run's last computation
 
     @classmethod
     def join(cls, members: Sequence["NativeOrStock"]) -> None:
