@@ -140,8 +140,7 @@ class WriteBehind:
             return
         self._writing = None
         for span in writing.pinned:
-            span.pins -= 1
-            self._shelf.sweep_span(span)
+            self._shelf.loosen(span)
         for prefix in writing.kept:
             self._shelf.unpin(prefix)
         if writing.lease is not None:
@@ -214,9 +213,9 @@ class WriteBehind:
         there = {p: s for p in lacking if (s := shelf.spans.get((p[0], p[2]))) and s.cells}
         ranges = tuple(part for part in lacking if part not in there)
         for span in there.values():
-            span.pins += 1
+            shelf.fix(span)
         for state in kept.values():
-            state.pins += 1
+            shelf.fix(state)
         size = sum(stop - start for start, stop, _ in ranges) * self._bytes_per_token
         lease = self._lease("buffer", size) if size else None
         name = HolderId("disk", next(self._numbers))

@@ -93,6 +93,7 @@ class CacheActor:
         answer = self._handle(message)
         self._tell_changes()
         self._restoring.settle()
+        self._parking.weights.refresh()
         if self._behind.at_rest:
             self._answer_written_out()
         return answer

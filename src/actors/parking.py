@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from regrow.actors.room import Decision
 from regrow.actors.shelf import KEY_BYTES, Conversation, Shelf, Span, SpanKey, Unit
+from regrow.actors.weights import Weights
 from regrow.gpu.types import HostCells
 from regrow.policy.directory import Holder, HolderId
 from regrow.policy.eviction import Evictable
@@ -45,10 +46,11 @@ class _Copying:
 
 
 class Parking:
-    """bytes_per_token: what a cell of all layers weighs."""
+    """bytes_per_token: what a cell of all layers weighs. weights: to be refreshed after every change."""
 
     def __init__(self, shelf: Shelf, bytes_per_token: int) -> None:
         self.conversations: dict[HolderId, Conversation] = {}
+        self.weights = Weights(shelf, self.conversations)
         self._shelf = shelf
         self._bytes_per_token = bytes_per_token
         self._copying: dict[HolderId, _Copying] = {}
@@ -73,16 +75,17 @@ class Parking:
         for span in there:
             shelf.hold(span, name)  # held, and fixed, before room is made
         for state in own:
-            state.pins += 1
+            shelf.fix(state)
         shelf.guarded.add(name)
         count = self._fitting(what, spans, max((state.used for state in own), default=shelf.now))
+        ranges = self._take_in(slot, name, what, spans[:count], at) if count else None
         for state in own:
-            state.pins -= 1
-        if not count:
+            shelf.loosen(state)
+        if ranges is None:
             shelf.guarded.discard(name)
             shelf.forget_holder(name)
             return None
-        return self._take_in(slot, name, what, spans[:count], at)
+        return name, ranges
 
     def parked(self, name: HolderId, cells: Sequence[HostCells] | None) -> None:
         """The ranges that `park` named are copied, and what has all its cells now can be restored; with None
@@ -121,12 +124,12 @@ class Parking:
         if not parts or parts[-1].stop < position:
             return None
         for span in spans:
-            span.pins += 1
+            self._shelf.fix(span)
         self._loans.setdefault(name, []).append(spans)
         self._shelf.guarded.add(name)
         if kept is not None:
             kept.uses += 1
-            kept.used = self._shelf.stamp()
+            self._used(name, kept)
         return Loan(tuple(parts), kept is not None and position == kept.holder.length)
 
     def repay(self, name: HolderId, taker: HolderId | None) -> None:
@@ -156,6 +159,7 @@ class Parking:
         """Forget a parked conversation; what others hold of it stays."""
         if self.conversations.pop(name).whole:
             self._shelf.news.gone(name)
+        self._shelf.touch(name)
         self._shelf.guarded.discard(name)
         self._shelf.forget_holder(name)
 
@@ -201,6 +205,7 @@ class Parking:
             assert edges[-1] == kept.holder.length == len(kept.keys)
             assert (name in shelf.guarded) == (name in self._loans or not kept.whole)
         assert self.conversations.keys() == shelf.keys.keys()
+        self.weights.check_integrity()
 
     def _fitting(self, what: Parkable, spans: Sequence[Part], used: int) -> int:
         """Make room for as many of the spans as possible and return how many they are."""
@@ -226,7 +231,7 @@ class Parking:
 
     def _take_in(
         self, slot: HolderId, name: HolderId, what: Parkable, parts: Sequence[Part], at: float
-    ) -> tuple[HolderId, tuple[Range, ...]]:
+    ) -> tuple[Range, ...]:
         """Note a conversation for which there is room, and name the ranges to be copied."""
         shelf, length = self._shelf, parts[-1][1]
         shelf.let_go_spans(name, length)
@@ -244,7 +249,7 @@ class Parking:
         keys = tuple((start, prefix) for start, _, prefix in parts)
         spans = tuple(shelf.spans[key] for key in keys)
         for span in spans:
-            span.pins += 1
+            shelf.fix(span)
         self._copying[name] = _Copying(spans, tuple(s for s in spans if (s.start, s.stop) in new))
         stamp = shelf.stamp()
         holder = Holder(name, length, cuts, length, min(what.holder.last_start, length), stamp)
@@ -252,8 +257,9 @@ class Parking:
         self.conversations[name] = Conversation(
             holder, what.namespace, what.keys[:length], keys, at, used, hybrid=bool(what.states)
         )
+        shelf.touch(name)
         shelf.let_go_spans(slot)
-        return name, new
+        return new
 
     def _lease(self, kind: Kind, size: int) -> int:
         """Return a lease for which there is room."""
@@ -279,28 +285,31 @@ class Parking:
 
     def _release(self, spans: Sequence[Span]) -> None:
         for span in spans:
-            span.pins -= 1
-            self._shelf.sweep_span(span)
+            self._shelf.loosen(span)
 
     def _kept_already(self, holder: Holder) -> bool:
         """Say whether a parked conversation holds all of this one (it was borrowed, and nothing is new)."""
-        for kept in self.conversations.values():
-            if holder.cuts[-1] in kept.holder.cuts:
-                kept.used = self._shelf.stamp()
+        for name, kept in self.conversations.items():
+            if holder.cuts[-1] in kept.cuts:
+                self._used(name, kept)
                 return True
         return False
 
+    def _used(self, name: HolderId, kept: Conversation) -> None:
+        kept.used = self._shelf.stamp()
+        self._shelf.touch(name)
+
     def _superseded(self, kept: Conversation) -> list[HolderId]:
         """Return the older copies of the same conversation that hold no branch the new one lacks (K1)."""
-        mine = set(kept.holder.cuts)
         return [
             older
             for older, other in self.conversations.items()
-            if older not in self._shelf.guarded and other is not kept and mine.issuperset(other.holder.cuts)
+            if older not in self._shelf.guarded and other is not kept and other.cuts <= kept.cuts
         ]
 
     def _victims(self, size: int, worth: Evictable | None) -> Sequence[tuple[int, Unit]]:
-        return Decision(self._shelf, self.conversations, self._cut_back).victims(size, worth)
+        self.weights.refresh()
+        return Decision(self._shelf, self.conversations, self.weights, self._cut_back).victims(size, worth)
 
     def _cut_back(self, name: HolderId, position: int) -> None:
         """Keep only the spans of a conversation that end at or below `position`, and their states."""
@@ -314,6 +323,6 @@ class Parking:
         shelf.let_go_spans(name, length)
         shelf.ledger.release(shelf.keys[name])
         shelf.keys[name] = self._lease("keys", KEY_BYTES * length)
-        kept.spans, kept.keys = spans, kept.keys[:length]
-        kept.holder = kept.holder.upto(length)
+        kept.cut_back(spans, length)
+        shelf.touch(name)
         shelf.news.kept(kept.told)

@@ -84,7 +84,7 @@ class Restoring:
 
     def _find(self, end: CutHash) -> HolderId | None:
         """Return a conversation in memory, or on its way there, that has these cells."""
-        names = (name for name, kept in self._parking.conversations.items() if end in kept.holder.cuts)
+        names = (name for name, kept in self._parking.conversations.items() if end in kept.cuts)
         return next(names, None)
 
     def _begin(self, record: OnDisk, count: int, position: int, at: float) -> HolderId | None:

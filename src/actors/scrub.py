@@ -71,7 +71,7 @@ class Scrub:
         for name in self._round:
             prefix, kept, tensors = self._there(name)
             if kept is not None and tensors and all(tensor.device.type == "cpu" for tensor in tensors):
-                kept.pins += 1
+                self._shelf.fix(kept)
                 self._at = next(self._numbers), prefix, kept
                 return Copy(self._at[0], tensors)
         self._round = None
@@ -105,8 +105,7 @@ class Scrub:
         if isinstance(kept, State):
             self._shelf.unpin(prefix)
         else:
-            kept.pins -= 1
-            self._shelf.sweep_span(kept)
+            self._shelf.loosen(kept)
 
 
 async def scrub(cache: ActorRef, threads: Threads, idle: Callable[[], bool], every_s: float) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from regrow.gpu.types import HostCells, Snapshot
-from regrow.policy.directory import Holder, HolderId
+from regrow.policy.directory import CutHash, Holder, HolderId
 from regrow.policy.eviction import Evictable
 from regrow.policy.keys import Keys, Namespace
 from regrow.policy.ledger import Kind, Ledger
@@ -81,7 +81,7 @@ class Kept:
 @dataclass(slots=True)
 class Conversation:
     """A parked conversation. whole: every span is filled, so it can be restored. hybrid: it can be resumed
-    where it has a running state, else at the end of each span."""
+    where it has a running state, else at the end of each span. cuts: those of its holder."""
 
     holder: Holder
     namespace: Namespace
@@ -92,6 +92,15 @@ class Conversation:
     hybrid: bool
     uses: int = 0
     whole: bool = False
+    cuts: frozenset[CutHash] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cuts = frozenset(self.holder.cuts)
+
+    def cut_back(self, spans: tuple[SpanKey, ...], length: int) -> None:
+        """Keep the first `length` keys, which lie in these spans."""
+        self.spans, self.keys, self.holder = spans, self.keys[:length], self.holder.upto(length)
+        self.cuts = frozenset(self.holder.cuts)
 
     @property
     def told(self) -> Kept:
@@ -160,6 +169,7 @@ class Shelf:
     keys: the leases of what a parked conversation holds beside states and spans. guarded: the conversations
     and roots that may not be evicted now. buffers: what the disk tier has leased.
     victims: what goes for so many bytes, in order, each with the bytes that are free by then (`room.py`).
+    changed: the states, spans and holders that have changed since this was cleared (`weights.py`).
     life: of the actor that owns it. root_cells: a root may hold cells of its own; `roots_cells` says which.
     """
 
@@ -184,6 +194,12 @@ class Shelf:
         self._withdrawn: list[Span] = []
         self._orphaned_pins: Counter[bytes] = Counter()  # uses of states that are not there any more
         self.now = 0
+        self.changed: dict[Thing | HolderId, None] = {}
+
+    @property
+    def things(self) -> tuple[Thing, ...]:
+        """Every state and span that can be found."""
+        return (*self.states.values(), *self.spans.values())
 
     def stamp(self) -> int:
         """Return the next stamp of use; later is larger."""
@@ -204,6 +220,7 @@ class Shelf:
         if state is not None:
             self.hold(state, holder)
             state.used = self.stamp()
+            self.changed[state] = None
             return 0
         worth = None if saved is None else Evictable(size, saved, self.now)
         if not size or not self.make_room(size, worth):
@@ -240,31 +257,39 @@ class Shelf:
         state = self.states.get(prefix)
         if state is None:
             return None
-        state.pins += 1
         state.used = self.stamp()
+        self.fix(state)
         return state.snapshot
 
     def unpin(self, prefix: bytes) -> None:
         if self._orphaned_pins[prefix]:
             self._orphaned_pins[prefix] -= 1
         elif prefix in self.states and self.states[prefix].pins:
-            self.states[prefix].pins -= 1
-            self._sweep_state(self.states[prefix])
+            self.loosen(self.states[prefix])
+
+    def fix(self, thing: Thing) -> None:
+        """Keep a state or span from eviction until `loosen`."""
+        thing.pins += 1
+        self.changed[thing] = None
+
+    def loosen(self, thing: Thing) -> None:
+        """A use has ended; what nobody holds or uses goes."""
+        thing.pins -= 1
+        self.changed[thing] = None
+        self._sweep(thing)
+
+    def touch(self, name: HolderId) -> None:
+        """A conversation has come, gone, become shorter or been used."""
+        self.changed[name] = None
 
     def hold(self, thing: Thing, holder: HolderId) -> None:
+        self.changed.update({thing: None, holder: None})
         thing.holders.add(holder)
         self._held.setdefault(holder, {})[thing] = None
 
     def held(self, holder: HolderId) -> tuple[Thing, ...]:
         """Return the states and spans that a holder has."""
         return tuple(self._held.get(holder, ()))
-
-    def lines(self) -> dict[HolderId, list[State]]:
-        """Return the states of each holder, ascending."""
-        return {
-            holder: sorted((t for t in things if isinstance(t, State)), key=lambda state: state.stop)
-            for holder, things in self._held.items()
-        }
 
     def let_go(self, holder: HolderId, prefixes: Iterable[bytes]) -> None:
         """`holder` needs these states no longer."""
@@ -289,12 +314,10 @@ class Shelf:
     def _release(self, thing: Thing, holder: HolderId) -> None:
         """`holder` needs this no longer; what nobody holds or uses goes."""
         self._unhold(thing, holder)
-        if isinstance(thing, State):
-            self._sweep_state(thing)
-        else:
-            self.sweep_span(thing)
+        self._sweep(thing)
 
     def _unhold(self, thing: Thing, holder: HolderId) -> None:
+        self.changed.update({thing: None, holder: None})
         thing.holders.discard(holder)
         things = self._held.get(holder, {})
         things.pop(thing, None)
@@ -305,6 +328,7 @@ class Shelf:
         """A root is kept from now on, with its state; again where it is used."""
         self.roots[prefix] = position
         self.roots_used[prefix] = self.stamp()
+        self.touch(root_holder(prefix))
         if prefix in self.states:
             self.hold(self.states[prefix], root_holder(prefix))
 
@@ -314,6 +338,7 @@ class Shelf:
             del self.roots_used[prefix]
             self.guarded.discard(root_holder(prefix))
             self.news.gone(root_holder(prefix))
+            self.touch(root_holder(prefix))
             self.forget_holder(root_holder(prefix))
 
     def drop_roots(self) -> None:
@@ -392,16 +417,6 @@ class Shelf:
                 kinds["root"] += size
         return kinds
 
-    def sweep_span(self, span: Span) -> None:
-        """Drop a span that nobody holds or uses."""
-        if span.holders or span.pins:
-            return
-        self.ledger.release(span.lease)
-        if self.spans.get(span.key) is span:
-            del self.spans[span.key]
-        else:
-            self._withdrawn.remove(span)
-
     def make_room(self, size: int, worth: Evictable | None = None) -> bool:
         """Evict what is worth least until `size` bytes are free; nothing where that cannot be (B1, B2).
 
@@ -458,8 +473,7 @@ class Shelf:
     def exclusive_bytes(self) -> Counter[HolderId]:
         """Return the bytes that would be free if a holder let go of everything."""
         exclusive = Counter({holder: self.ledger.size(lease) for holder, lease in self.keys.items()})
-        everything: list[Thing] = [*self.states.values(), *self.spans.values()]
-        for kept in everything:
+        for kept in self.things:
             if len(kept.holders) == 1 and not kept.pins:
                 exclusive[next(iter(kept.holders))] += self.ledger.size(kept.lease)
         return exclusive
@@ -472,13 +486,22 @@ class Shelf:
         """Drop a span although it is held, once its last use has ended."""
         for holder in tuple(span.holders):
             self._unhold(span, holder)
-        self.sweep_span(span)
+        self._sweep(span)
 
-    def _sweep_state(self, state: State) -> None:
-        if not state.holders and not state.pins and self.states.get(state.prefix) is state:
-            del self.states[state.prefix]
-            self.ledger.release(state.lease)
-            self.news.state_removed(state.prefix)
+    def _sweep(self, thing: Thing) -> None:
+        """Drop a state or span that nobody holds or uses."""
+        if thing.holders or thing.pins:
+            return
+        if isinstance(thing, Span):
+            self.ledger.release(thing.lease)
+            if self.spans.get(thing.key) is thing:
+                del self.spans[thing.key]
+            else:
+                self._withdrawn.remove(thing)
+        elif self.states.get(thing.prefix) is thing:
+            self.ledger.release(thing.lease)
+            del self.states[thing.prefix]
+            self.news.state_removed(thing.prefix)
 
 
 def _for_slots_only(span: Span) -> bool:

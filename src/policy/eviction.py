@@ -9,6 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 INNER = 0.1  # how often a conversation is resumed at a given place inside it, over at its end
 ROOT_USES = 9  # what a root counts for: chats open with it as often as ten of them go on
 CLEARLY = 8.0  # what has to make room may be worth this much more than what comes: values are rough
@@ -26,13 +29,23 @@ class Evictable:
     kind: str = ""
 
 
+def height(entry: Evictable) -> float:
+    """Return tokens saved x chance of use, per byte, as of its last use. The chance rises with each use. What
+    frees nothing is worth most."""
+    return entry.saved * (1 + entry.uses) / entry.nbytes if entry.nbytes else math.inf
+
+
 def value(entry: Evictable, now: int) -> float:
-    """Return tokens saved x chance of use, per byte. The chance falls with age, slowly, and rises with each
-    use. What frees nothing is worth most."""
-    if not entry.nbytes:
-        return float("inf")
-    chance = (1 + entry.uses) / math.sqrt(1 + max(now - entry.used, 0))
-    return entry.saved * chance / entry.nbytes
+    """Return what an entry is worth now: the chance of use falls with age, slowly."""
+    return height(entry) / math.sqrt(1 + max(now - entry.used, 0))
+
+
+def values(
+    heights: npt.NDArray[np.float64], used: npt.NDArray[np.int64], now: int
+) -> npt.NDArray[np.float64]:
+    """Return the `value` of many entries, by their heights and last uses."""
+    faded: npt.NDArray[np.float64] = heights / np.sqrt(1 + np.maximum(now - used, 0))
+    return faded
 
 
 def yields(entry: Evictable, to: Evictable | None, now: int) -> bool:

@@ -215,3 +215,17 @@ class Store:
         roots = {name: length for name, length in self.told.kept.items() if name.kind == "root"}
         assert self.told.kept == whole | roots
         assert all(bytes.fromhex(str(name.key)) in shelf.roots for name in roots)
+
+
+def size(talk: Talk, states: int = 0) -> int:
+    """The bytes of a talk that shares nothing."""
+    return talk.length * (CELL + KEY) + states * STATE
+
+
+def lent(store: Store, name: HolderId, talk: Talk, position: int) -> bool:
+    """Say whether exactly these cells are lent; they are given back at once."""
+    loan = store.lend(name, position)
+    assert loan is not None
+    store.parking.repay(name, None)
+    store.check()
+    return holds(loan.cells, talk, position)

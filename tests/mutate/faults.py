@@ -208,7 +208,7 @@ FAULTS = (
     Fault(
         "a pinned state is evicted",
         "actors/shelf.py",
-        "        state.pins += 1\n",
+        "        thing.pins += 1\n",
         "",
         "tests/actors/test_shelf.py",
     ),
@@ -222,9 +222,23 @@ FAULTS = (
     Fault(
         "lent cells are not guarded",
         "actors/parking.py",
-        "            return None\n        for span in spans:\n            span.pins += 1\n",
+        "            return None\n        for span in spans:\n            self._shelf.fix(span)\n",
         "            return None\n",
         "tests/actors/test_parking.py",
+    ),
+    Fault(
+        "a conversation that was used is worth no more",
+        "actors/shelf.py",
+        "        self.changed[name] = None\n",
+        "        pass\n",
+        "tests/actors/test_parking.py tests/actors/test_shelf.py",
+    ),
+    Fault(
+        "what is decided to go leaves the rest as it was",
+        "actors/room.py",
+        "        for name, worth in self._weigh(self._changed).items():\n",
+        "        for name, worth in self._weigh({}).items():\n",
+        "tests/actors/test_room.py",
     ),
     Fault(
         "a loan is never given back",
