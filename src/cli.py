@@ -246,7 +246,7 @@ def build_parser() -> Parser:
     about = "show, check or remove what a cache directory holds"
     cache = command("cache", about, _cache, "{ls,verify,rm} [options] [NAME ...]")
     cache.add_argument("action", choices=("ls", "verify", "rm"), help="rm takes names, all, or broken")
-    cache.add_argument("names", nargs="*", metavar="NAME", help="which records to remove")
+    cache.add_argument("names", nargs="*", default=[], metavar="NAME", help="which records to remove")
     add_options(cache, CACHE)
     add_options(command("models", "show what can be loaded", _models), MODELS)
     about = "show what was found on this machine and what will be used for a model"
@@ -375,6 +375,8 @@ def _cache(arguments: argparse.Namespace) -> int:
             return _print_rows(HEADS, listing.rows())
         if arguments.action == "rm":
             return _print(f"removed: {listing.remove(arguments.names)}")
+        if not list(listing.rows()):
+            return _print("there are no records")
         broken = list(listing.verify())
         if not broken:
             return _print("every record is as it was written")
@@ -396,13 +398,14 @@ def _models(arguments: argparse.Namespace) -> int:
 def _doctor(arguments: argparse.Namespace) -> int:
     values = values_of(DOCTOR, arguments)
     from regrow.gpu.fast import native
-    from regrow.models.outlook import model_rows_of
+    from regrow.models.outlook import REFUSED, model_rows_of
     from regrow.models.report import doctor_rows
 
     machine = doctor_rows(values["model_dir"])
     kernels = ("native kernels", native.state(), "decode steps" if native.library() else "torch's are used")
     model = model_rows_of(values["model"], values["model_dir"], values["chat_template"], values["quant"])
-    return _print_rows(("subject", "found", "what it means"), [*machine, kernels, *model])
+    _print_rows(("subject", "found", "what it means"), [*machine, kernels, *model])
+    return FAILED if any(meaning.startswith(REFUSED) for _, _, meaning in model) else OK
 
 
 def _print_rows(heads: tuple[str, str, str], rows: Iterable[tuple[str, str, str]]) -> int:

@@ -4,12 +4,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from regrow.errors import BadConfig
 from regrow.policy.request import Exactness, ToolFormat
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 Quant = Literal["none", "int8", "int4", "auto"]
 RootCells = Literal["auto", "always", "never"]
+
+CHUNK_STEP = 64
+AT_LEAST_1 = ("parallel", "context", "threads", "chunk")
+AT_LEAST_0 = ("checkpoints", "checkpoint_every", "roots", "root_min", "cache_mib", "queue", "hang_s")
+LEAST = dict.fromkeys(AT_LEAST_1, 1) | dict.fromkeys(AT_LEAST_0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,15 @@ class EngineSettings:
     chat_template: str | None = None
     tool_format: ToolFormat | None = None
     debug: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises BadConfig naming the field."""
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise BadConfig(f"{name}: {value} is not allowed; give a number of {least} or more")
+        if self.chunk is not None and self.chunk % CHUNK_STEP:
+            raise BadConfig(f"chunk: {self.chunk} is no multiple of {CHUNK_STEP}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,17 @@ class BadRequest(RegrowError):
 
 
 class ContextLengthExceeded(BadRequest):
-    """Prompt and answer do not fit the context of a slot (sizes in tokens); `param` held the prompt."""
+    """Prompt and answer do not fit the context of a slot (sizes in tokens); `param` held the prompt.
 
-    def __init__(self, prompt: int, max_tokens: int, context: int, param: str = "messages") -> None:
-        self.prompt, self.max_tokens, self.context = prompt, max_tokens, context
+    max_tokens: None where the request has none, so that it asks for one token at least.
+    """
+
+    def __init__(self, prompt: int, max_tokens: int | None, context: int, param: str = "messages") -> None:
+        self.prompt, self.max_tokens, self.context = prompt, max_tokens or 1, context
+        answer = "an answer needs one" if max_tokens is None else f"max_tokens is {max_tokens}"
         super().__init__(
             f"this model's maximum context length is {context} tokens, but the prompt has {prompt} tokens "
-            f"and max_tokens is {max_tokens}",  # agents look for these words, and then shorten the prompt
+            f"and {answer}",  # agents look for these words, and then shorten the prompt
             param=param,
             code="context_length_exceeded",
         )

@@ -125,6 +125,17 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, **rest: Any) -> None:
         super().__init__(prog, formatter_class=_help_format, allow_abbrev=False, **rest)
+        self._mixing = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Let positional arguments stand anywhere among the options, where there are no commands below."""
+        if self._subparsers is not None or self._mixing:
+            return super().parse_known_args(args, namespace)
+        self._mixing = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._mixing = False
 
     def error(self, message: str) -> NoReturn:
         raise BadConfig(message)

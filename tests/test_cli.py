@@ -9,6 +9,7 @@ import pytest
 
 from regrow import cli
 from regrow.config import EngineSettings, ServerSettings
+from regrow.errors import BadConfig
 
 EVERY_OPTION = """
 random:llama --ctx 512 --dtype bfloat16 --chat-template t.jinja --model-dir /m --served-model-name a,b
@@ -321,3 +322,41 @@ def test_doctor_tells_of_the_model_that_is_named_anywhere(
     assert "--chat-template takes a Jinja template" in refusal(
         capsys, "doctor", "--chat-template", "/nowhere"
     )
+
+
+def test_doctor_fails_for_a_model_that_cannot_be_served(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.main(["doctor", "--model-dir", str(tmp_path), "nosuch"]) == 1
+    assert "cannot be served" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("order", ["rm {d} all", "{d} rm all", "rm all {d}"])
+def test_names_may_stand_before_and_after_the_options(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, order: str
+) -> None:
+    assert cli.main(["cache", *order.format(d=f"--cache-dir {tmp_path}").split()]) == 0
+    assert capsys.readouterr().out == "removed: 0\n"
+
+
+def test_a_cache_without_an_action_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert refusal(capsys, "cache").strip() == "regrow: the following arguments are required: action"
+
+
+def test_a_model_directory_that_cannot_be_used_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    assert cli.main(["serve", "demo", "--port", "0", "--model-dir", str(tmp_path / "file")]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("regrow: demo cannot be loaded: ")
+    assert "--model-dir" in told
+    assert "Traceback" not in told
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("parallel", 0), ("context", 0), ("chunk", 100), ("cache_mib", -1), ("hang_s", -1.0)]
+)
+def test_settings_made_in_python_are_checked_too(field: str, value: float) -> None:
+    with pytest.raises(BadConfig, match=rf"^{field}: {value}"):
+        EngineSettings(**{field: value})

@@ -57,6 +57,7 @@ from regrow.config import EngineSettings
 from regrow.errors import ActorDown, BadRequest, DeadlineExceeded, Draining
 from regrow.gpu.device_loop import DeviceLoop
 from regrow.models.constrain import Grammars
+from regrow.models.progress import stoppable
 from regrow.policy.plan import ReadPlan
 from regrow.policy.request import GenerateRequest, JsonAnswer
 from regrow.store.clock import SteadyClock, system_clock
@@ -140,14 +141,15 @@ class Engine:
 
         served: a runner to use instead of loading `settings.model`. progress: told what is being done and
         how much of it (0..1) while loading. clock: for idle times. files: the disk tier's, in place of
-        `settings.cache_dir`. Raises ModelRefused or BadConfig.
+        `settings.cache_dir`. Raises ModelRefused or BadConfig. Cancelled, it ends with the step it is in.
         """
         threads = threads or RealThreads()
         book: ColdBook | None = None
         tier: DiskTier | None = None
         try:
             if served is None:
-                served = await threads.run(lambda: load_served(settings, progress))
+                with stoppable(progress) as telling:
+                    served = await threads.run(functools.partial(load_served, settings, telling))
             if settings.repack_cold:
                 opening = functools.partial(
                     ColdBook.open, settings, served.namespace, clock or system_clock()

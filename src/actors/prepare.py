@@ -38,7 +38,7 @@ class Preparer:
             keys, plan = self.plan_of(request, self.context)
         except TooManyTokens as error:
             field = _field(request)
-            raise ContextLengthExceeded(error.tokens, request.max_tokens or 1, self.context, field) from None
+            raise ContextLengthExceeded(error.tokens, request.max_tokens, self.context, field) from None
         if not len(keys):
             raise BadRequest("the prompt is empty", param=_field(request))
         room = self.context - len(keys)
@@ -46,7 +46,7 @@ class Preparer:
         if wanted_tokens < 1:
             raise BadRequest("max_tokens must be at least 1", param="max_tokens")
         if wanted_tokens > room:
-            raise ContextLengthExceeded(len(keys), wanted_tokens, self.context, _field(request))
+            raise ContextLengthExceeded(len(keys), request.max_tokens, self.context, _field(request))
         if not all(request.stop):
             raise BadRequest("stop: a stop string cannot be empty", param="stop")
         self._known(request.stop_token_ids, "stop_token_ids")
@@ -112,6 +112,8 @@ class Preparer:
         return self.tokenizer.decode(self._known(ids, "tokens"), skip_special_tokens=False)
 
     def _keys(self, request: GenerateRequest, most: int) -> Keys:
+        if request.messages and request.prompt is not None:
+            raise BadRequest("prompt: give messages or a prompt, not both", param="prompt")
         if request.messages:
             chat = request.messages, request.tools, request.template_options
             return self.tokenizer.encode_chat(*chat, most, request.cache_salt)

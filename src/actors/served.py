@@ -9,7 +9,7 @@ import structlog
 import torch
 
 from regrow.config import EngineSettings, Quant
-from regrow.errors import BadConfig
+from regrow.errors import BadConfig, ModelRefused
 from regrow.gpu.chunk_times import time_chunks
 from regrow.gpu.fast import native
 from regrow.gpu.fast.prepare import Prepared, prepare
@@ -146,15 +146,22 @@ def _load_served(settings: EngineSettings, progress: Callable[[str, float | None
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     device = _device(settings)
-    loaded = load_model(
-        settings.model,
-        dtype=settings.dtype,
-        device=device,
-        model_dir=settings.model_dir,
-        chat_template=settings.chat_template,
-        tool_format=settings.tool_format,
-        progress=progress,
-    )
+    try:
+        loaded = load_model(
+            settings.model,
+            dtype=settings.dtype,
+            device=device,
+            model_dir=settings.model_dir,
+            chat_template=settings.chat_template,
+            tool_format=settings.tool_format,
+            progress=progress,
+        )
+    except OSError as error:
+        place = model_directory(settings.model_dir)
+        raise ModelRefused(
+            f"{settings.model} cannot be loaded: {error}; fetched and converted models are kept in {place} "
+            "(--model-dir)"
+        ) from error
     dtype = loaded.module.dtype
     progress("preparing weights", None)
     prepared = prepare(loaded.module, settings.quant, loaded.packed)
@@ -228,8 +235,11 @@ def _chunks(
     vocab = loaded.tokenizer.vocab_size
 
     def choose() -> ChosenChunks:
-        progress("measuring how long chunks take", None)
-        timed = time_chunks(runner, MOST[device.type], vocab, most_s, time.perf_counter)
+        def now() -> float:
+            progress("measuring how long chunks take", None)
+            return time.perf_counter()
+
+        timed = time_chunks(runner, MOST[device.type], vocab, most_s, now)
         return choose_chunks(timed, most_s, loaded.context)
 
     folder = model_directory(settings.model_dir)

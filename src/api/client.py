@@ -1,6 +1,7 @@
 """A client of any OpenAI-compatible server, as far as the terminal chat and the bench need one."""
 
 import contextlib
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,10 +11,15 @@ import msgspec
 from regrow.errors import RegrowError
 
 LONGEST_LINE = 2**20
+UNAUTHORIZED = 401
 
 
 class Unanswered(RegrowError):
     """The server cannot be reached, or it refused the request."""
+
+
+class Unreachable(Unanswered):
+    """Nobody answers there."""
 
 
 class Server:
@@ -43,6 +49,9 @@ class Server:
                 if response.status != 200:
                     raise Unanswered(await _reason(response))
                 yield response
+        except aiohttp.ClientConnectorError as error:
+            reason = os.strerror(error.errno) if error.errno else error
+            raise Unreachable(f"no connection to {self.url}: {reason}") from None
         except (aiohttp.ClientError, ConnectionError) as error:
             raise Unanswered(f"no connection to {self.url}: {error}") from None
 
@@ -56,6 +65,7 @@ async def chunks_of(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str,
 
 async def _reason(response: aiohttp.ClientResponse) -> str:
     try:
-        return str((await response.json())["error"]["message"])
+        said = str((await response.json())["error"]["message"])
+        return f"{said} (--api-key, or REGROW_API_KEY)" if response.status == UNAUTHORIZED else said
     except (aiohttp.ClientError, ValueError, KeyError, TypeError):
         return f"{response.url} answered {response.status}"

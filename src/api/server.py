@@ -36,7 +36,7 @@ async def serve(
     gate = app[GATE]
     runner = make_runner(app)
     await runner.setup()
-    stop = _stop_on_signal(asyncio.current_task(), lambda: gate.loaded is None)
+    stop = _stop_on_signal(asyncio.current_task(), lambda: gate.loaded is None, say)
     try:
         url = await _bind(runner, settings)
         say(f"Loading the model; {url}/ready tells when it is done.")
@@ -67,8 +67,10 @@ async def _stopped(stop: asyncio.Event, engine: EnginePort) -> None:
         raise EngineGaveUp(f"the engine has given up: {failing.result()}")
 
 
-def _stop_on_signal(task: "asyncio.Task[None] | None", loading: Callable[[], bool]) -> asyncio.Event:
-    """Return an event that the first signal sets; while `loading`, it also cancels `task`."""
+def _stop_on_signal(
+    task: "asyncio.Task[None] | None", loading: Callable[[], bool], say: Callable[[str], None]
+) -> asyncio.Event:
+    """Return an event that the first signal sets; while `loading`, it also cancels `task`, and says so."""
     stop = asyncio.Event()
 
     def hear() -> None:
@@ -76,6 +78,7 @@ def _stop_on_signal(task: "asyncio.Task[None] | None", loading: Callable[[], boo
             os._exit(INTERRUPTED)
         stop.set()
         if task is not None and loading():
+            say("Stopping with the next step of loading. Press Ctrl-C again to end at once.")
             task.cancel()
 
     for number in SIGNALS:

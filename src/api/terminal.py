@@ -15,12 +15,13 @@ from typing import Any
 from rich.console import Console
 from rich.status import Status
 
-from regrow.api.client import Server, Unanswered, chunks_of
+from regrow.api.client import Server, Unanswered, Unreachable, chunks_of
 
 HELP = """/reset        forget the conversation
 /system TEXT  set the system prompt and forget the conversation
 /help         this text
-Ctrl-C cancels an answer, Ctrl-D leaves."""
+/quit         leave; so does Ctrl-D
+Ctrl-C cancels an answer."""
 CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 
 
@@ -153,7 +154,10 @@ def chat(url: str, system: str, key: str | None = None) -> int:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  (gives input() a history)
     with asyncio.Runner() as runner:
-        runner.run(talk.connect())
+        try:
+            runner.run(talk.connect())
+        except Unreachable as error:
+            raise Unreachable(f"{error} (regrow serve starts a server, --url says where it is)") from None
         console.print(f"{talk.model} at {url}. /help says what you can do.", style="dim")
         while True:
             try:
@@ -164,6 +168,8 @@ def chat(url: str, system: str, key: str | None = None) -> int:
             except KeyboardInterrupt:
                 console.print()
                 continue
+            if line in ("/quit", "/exit"):
+                return 0
             try:
                 if line and not command(talk, line, console):
                     runner.run(talk.say(line))
@@ -181,8 +187,10 @@ def command(talk: Chat, line: str, console: Console) -> bool:
     match name:
         case "/reset":
             talk.restart()
+            console.print("A new conversation.")
         case "/system":
             talk.restart(rest.strip())
+            console.print(f"A new conversation, {'with' if rest.strip() else 'without'} a system prompt.")
         case "/help":
             console.print(HELP)
         case _:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
+from regrow.gpu.fast.copying import copy_cells
 from regrow.gpu.kernels.spans import Pair
 from regrow.gpu.pages import give_pages
 from regrow.gpu.types import Snapshot
@@ -44,9 +45,11 @@ def host_like(tensors: Iterable[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 
 class PieceCopy:
-    """Copies (target, source) pairs of views [heads, cells, dim] of equal shape, in order."""
+    """Copies (target, source) pairs of views [heads, cells, dim] of equal shape, in order. anew: the targets'
+    memory may never have been used."""
 
-    def __init__(self, pairs: Iterable[Pair]) -> None:
+    def __init__(self, pairs: Iterable[Pair], *, anew: bool) -> None:
+        self._anew = anew
         self._pieces = pieces(pairs, PIECE_BYTES)
         self._next = next(self._pieces, None)
 
@@ -58,9 +61,9 @@ class PieceCopy:
         end = time.perf_counter() + min(seconds, TURN_S)
         while self._next is not None:
             target, source = self._next
-            if target.nbytes > SMALL:
+            if self._anew and target.nbytes > SMALL:
                 give_pages([target])
-            target.copy_(source)
+            copy_cells(target, source)
             self._next = next(self._pieces, None)
             if time.perf_counter() >= end:
                 break
@@ -84,15 +87,15 @@ class PieceLanes:
 
     held = 0
 
-    def mount(self, pairs: Iterable[Pair]) -> PieceCopy:
-        return PieceCopy(pairs)
+    def mount(self, pairs: Iterable[Pair], *, anew: bool) -> PieceCopy:
+        return PieceCopy(pairs, anew=anew)
 
-    def restore(self, pairs: Iterable[Pair]) -> PieceCopy:
-        return PieceCopy(pairs)
+    def restore(self, pairs: Iterable[Pair], *, anew: bool) -> PieceCopy:
+        return PieceCopy(pairs, anew=anew)
 
     def park(self, cells: Sequence[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], PieceCopy]:
         host = host_like(cells)
-        return host, PieceCopy(zip(host, cells, strict=True))
+        return host, PieceCopy(zip(host, cells, strict=True), anew=True)
 
     def snapshot(self, position: int, states: Sequence[torch.Tensor]) -> Taken:
         copies = tuple(state.clone() for state in states)

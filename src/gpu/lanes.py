@@ -18,15 +18,15 @@ from regrow.gpu.types import CellCopy, StateCopy
 
 class Lanes(Protocol):
     """Pairs are (target, source) of equal shape [heads, cells, dim] and dtype. held: bytes of host memory
-    that the lanes keep for themselves."""
+    that the lanes keep for themselves. anew: the targets' memory may never have been used."""
 
     held: int
 
-    def mount(self, pairs: Iterable[Pair]) -> CellCopy:
+    def mount(self, pairs: Iterable[Pair], *, anew: bool) -> CellCopy:
         """Begin to copy on the device."""
         ...
 
-    def restore(self, pairs: Iterable[Pair]) -> CellCopy:
+    def restore(self, pairs: Iterable[Pair], *, anew: bool) -> CellCopy:
         """Begin to copy from host memory to the device."""
         ...
 

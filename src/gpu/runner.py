@@ -134,24 +134,25 @@ class ModelRunner:
         self._expect_fits(slot, state)
         self._state_at[slot], self._loaded[slot] = _TORN, state
         rows = as_cells(self._arenas.states(slot)), as_cells(state.states)
-        return self._lanes.restore(zip(*rows, strict=True))
+        return self._lanes.restore(zip(*rows, strict=True), anew=not self._given[slot])
 
     def copy_cells(self, source: int, slot: int, stop: int) -> CellCopy:
         self._expect(stop <= self._length[source], source, f"does not reach position {stop}")
         self._claim(slot)
         spans = (self._arenas.span(slot, 0, stop), self._arenas.span(source, 0, stop))
-        return self._lanes.mount(zip(*spans, strict=True))
+        return self._lanes.mount(zip(*spans, strict=True), anew=stop > self._given[slot])
 
     def load_cells(self, slot: int, cells: Sequence[HostCells]) -> CellCopy:
         edges = [0, *(part.stop for part in cells)]
         self._expect([part.start for part in cells] == edges[:-1], slot, "was given cells with gaps")
         self._expect(edges[-1] <= self._context, slot, f"has no room for {edges[-1]} cells")
         self._claim(slot)
-        return self._lanes.restore(
+        pairs = (
             pair
             for part in cells
             for pair in zip(self._arenas.span(slot, part.start, part.stop), part.tensors, strict=True)
         )
+        return self._lanes.restore(pairs, anew=edges[-1] > self._given[slot])
 
     def save_cells(self, slot: int, start: int, stop: int) -> tuple[HostCells, CellCopy]:
         self._expect(0 <= start < stop <= self._length[slot], slot, f"holds no cells [{start}, {stop})")

@@ -71,12 +71,12 @@ class StreamLanes:
         self._buffers = {lane: [streams.pinned(buffer_bytes) for _ in range(FLYING)] for lane in BUFFERED}
         self._packed = {lane: streams.scratch(lane, buffer_bytes) for lane in BUFFERED}
 
-    def mount(self, pairs: Iterable[Pair]) -> LaneCopy[None]:
+    def mount(self, pairs: Iterable[Pair], *, anew: bool) -> LaneCopy[None]:
         self._follow("mount")
         self._streams.launch("mount", list(pairs))
         return LaneCopy(self._workers["mount"].submit(self._streams.mark("mount").wait))
 
-    def restore(self, pairs: Iterable[Pair]) -> LaneCopy[None]:
+    def restore(self, pairs: Iterable[Pair], *, anew: bool) -> LaneCopy[None]:
         return self._begin("restore", partial(self._to_device, list(pairs)))
 
     def park(self, cells: Sequence[torch.Tensor]) -> tuple[tuple[torch.Tensor, ...], LaneCopy[None]]:

@@ -78,9 +78,9 @@ def chosen_once(
 
 
 def all_chosen(folder: Path) -> Iterator[Kept]:
-    """Yield what is kept for this machine."""
+    """Yield what is kept for this machine, what was chosen last at the end."""
     here = machine()
-    for path in sorted((folder / FOLDER).glob(f"*-v{RULE}.json")):
+    for path in sorted((folder / FOLDER).glob(f"*-v{RULE}.json"), key=lambda path: path.stat().st_mtime):
         try:
             kept = _read(path)
         except (msgspec.MsgspecError, ValueError):

@@ -19,6 +19,7 @@ from regrow.models.sources import present
 from regrow.models.tokenizer import ChatTokenizer
 from regrow.policy.request import SamplingParams
 
+REFUSED = "cannot be served"
 _GENERATION = "generation_config.json"
 
 
@@ -45,7 +46,7 @@ def model_rows_of(
         rows = _rows(name, str(path), config, tokenizer, _generation(path, config), chat_template)
         return [*rows, _weights_row(path, quant), *_chunk_rows(name, folder)]
     except ModelRefused as error:
-        return [Row("model", name, f"cannot be served: {error}")]
+        return [Row("model", name, f"{REFUSED}: {error}")]
 
 
 def _rows(
@@ -77,15 +78,16 @@ def _weights_row(path: Path, quant: Quant) -> Row:
 
 
 def _chunk_rows(name: str, folder: Path) -> list[Row]:
-    """What `--chunk auto` has chosen before; it goes on to hold, and is kept in a file."""
+    """What `--chunk auto` has chosen before, the last for each `--max-stall-ms`: other versions, numbers of
+    threads and dtypes have files of their own."""
+    last = {kept.max_stall_ms: kept for kept in all_chosen(folder) if kept.model == name}
     return [
         Row(
             "chunks",
             f"{kept.chosen.table.told} (tokens)",
             f"--max-stall-ms {kept.max_stall_ms:g}: {kept.stall}",
         )
-        for kept in all_chosen(folder)
-        if kept.model == name
+        for kept in last.values()
     ] or [Row("chunks", "not measured yet", "--chunk auto measures at the first start")]
 
 

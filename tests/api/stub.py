@@ -160,7 +160,7 @@ class StubEngine:
         words = _words(request)
         if len(words) + (request.max_tokens or 1) > self.info.context:
             field = "messages" if request.messages else "prompt"
-            raise ContextLengthExceeded(len(words), request.max_tokens or 1, self.info.context, field)
+            raise ContextLengthExceeded(len(words), request.max_tokens, self.info.context, field)
         if not words:
             raise BadRequest("the prompt is empty", "prompt")
         self.submitting.set()

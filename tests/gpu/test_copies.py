@@ -272,7 +272,7 @@ def copied(tensors: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[bool]:
 
 def test_a_copy_goes_on_piece_by_piece_in_order() -> None:
     tensors = pairs(3)
-    copy = PieceCopy(tensors)
+    copy = PieceCopy(tensors, anew=True)
     assert copied(tensors) == [False, False, False]
     for n in (1, 2, 3):
         assert copy.advance(0.0) == (n == 3)
@@ -296,7 +296,7 @@ def test_a_copy_with_all_the_time_pauses_now_and_then_to_look_for_work(
     clock = itertools.count()
     monkeypatch.setattr(copies, "time", SimpleNamespace(perf_counter=lambda: next(clock) * TURN_S / 2))
     tensors = pairs(5)
-    copy = PieceCopy(tensors)
+    copy = PieceCopy(tensors, anew=True)
     assert not copy.advance(math.inf)
     assert copied(tensors) == [True, True, False, False, False]
 
@@ -306,9 +306,9 @@ def test_a_copy_with_time_enough_is_done_at_once_and_one_of_nothing_too(
 ) -> None:
     monkeypatch.setattr(copies, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     tensors = pairs(5)
-    assert PieceCopy(tensors).advance(math.inf)
+    assert PieceCopy(tensors, anew=True).advance(math.inf)
     assert all(copied(tensors))
-    assert PieceCopy([]).advance(0.0)
+    assert PieceCopy([], anew=True).advance(0.0)
 
 
 def chunks(cut: int) -> tuple[tuple[int, int], ...]:

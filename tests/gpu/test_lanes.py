@@ -94,7 +94,7 @@ def same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
 def test_a_prefix_is_mounted_from_another_slot_and_nothing_else_changes(held: Held, stop: int) -> None:
     donor, beyond, other = held.cells(0), held.cells(1, stop), held.cells(2)
     pairs = zip(held.arenas.span(1, 0, stop), held.arenas.span(0, 0, stop), strict=True)
-    finish(held.lanes.mount(pairs))
+    finish(held.lanes.mount(pairs, anew=False))
     assert same(held.cells(1, 0, stop), held.cells(0, 0, stop))
     assert same(held.cells(0), donor)
     assert same(held.cells(1, stop), beyond)
@@ -109,7 +109,7 @@ def test_what_is_parked_is_restored_bit_for_bit(held: Held, start: int, stop: in
     assert same(held.cells(0), before)
     assert same(list(host), held.cells(0, start, stop))
     beside = held.cells(2, stop), held.cells(2, 0, start)
-    finish(held.lanes.restore(zip(held.arenas.span(2, start, stop), host, strict=True)))
+    finish(held.lanes.restore(zip(held.arenas.span(2, start, stop), host, strict=True), anew=False))
     assert same(held.cells(2, start, stop), list(host))
     assert same(held.cells(2, stop), beside[0])
     assert same(held.cells(2, 0, start), beside[1])

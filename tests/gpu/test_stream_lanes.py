@@ -55,7 +55,7 @@ class Desk:
     def mount(self, source: int, slot: int) -> None:
         n = self.random.randint(1, CONTEXT)
         pairs = zip(self.arenas.span(slot, 0, n), self.arenas.span(source, 0, n), strict=True)
-        self.copies.append((self.lanes.mount(pairs), {source, slot}))
+        self.copies.append((self.lanes.mount(pairs, anew=False), {source, slot}))
         for to, origin in zip(self.model.span(slot, 0, n), self.model.span(source, 0, n), strict=True):
             to.copy_(origin)
 
@@ -69,9 +69,9 @@ class Desk:
         n = self.random.randint(1, CONTEXT)
         host = [torch.randn(view.shape).to(view.dtype) for view in self.model.span(slot, 0, n)]
         state = [torch.randn(view.shape).to(view.dtype) for view in self.model.states(slot)]
-        cells = self.lanes.restore(zip(self.arenas.span(slot, 0, n), host, strict=True))
+        cells = self.lanes.restore(zip(self.arenas.span(slot, 0, n), host, strict=True), anew=False)
         rows = zip(as_cells(self.arenas.states(slot)), as_cells(state), strict=True)
-        self.copies += [(cells, {slot}), (self.lanes.restore(rows), {slot})]
+        self.copies += [(cells, {slot}), (self.lanes.restore(rows, anew=False), {slot})]
         for to, origin in zip(
             [*self.model.span(slot, 0, n), *self.model.states(slot)], [*host, *state], strict=True
         ):
@@ -153,7 +153,7 @@ def test_page_locked_memory_is_reserved_once_and_counted() -> None:
 def test_what_goes_wrong_on_a_lane_is_raised_where_the_copy_is_looked_after() -> None:
     desk = Desk(4)
     target, source = torch.zeros(1, 2, 3), torch.zeros(1, 2, 4)
-    copy = desk.lanes.restore([(target, source)])
+    copy = desk.lanes.restore([(target, source)], anew=False)
     assert not copy.advance(math.inf)
     desk.finish()
     assert copy.ended

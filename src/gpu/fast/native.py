@@ -28,6 +28,7 @@ _SIGNATURES: dict[str, list[Any]] = {
     "regrow_norm": [_POINTER] * 3 + [ctypes.c_int64] + [_INT] * 2,
     "regrow_quantize": [_POINTER] + [_INT] * 4 + [_POINTER] * 3,
     "regrow_tile": [_POINTER] * 3 + [_INT] * 3 + [_POINTER],
+    "regrow_copy": [_POINTER] * 2 + [ctypes.c_int64] * 2 + [_INT, ctypes.c_int64],
     "regrow_attention": [_POINTER] * 7 + [_FLOAT, _INT],
 }
 
