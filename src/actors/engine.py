@@ -317,6 +317,8 @@ class Engine:
         return run
 
     async def _submit(self, considered: Considered) -> Run:
+        if len(self._requests) < self.settings.parallel:  # so that it may find a slot at once
+            self.device_thread.loop.expect()
         prepared = await self._threads.run(lambda: self._prepare(considered.request))
         submit = Submit(dataclasses.replace(prepared, repacked=considered.repacked))
         asked = asyncio.ensure_future(self.engine.ask(submit, self.settings.ask_deadline_s))

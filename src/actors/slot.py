@@ -233,7 +233,7 @@ class SlotActor:
 
     async def _chunk_read(self, serving: Serving, chunk: ChunkRead) -> None:
         session, prepared, position = self._session, serving.admit.prepared, chunk.position
-        if session.pure == serving.position:
+        if session.pure == serving.position and prepared.plan.is_cut(position):
             session.pure = position
         read = position - serving.position
         serving.position = position
@@ -244,7 +244,7 @@ class SlotActor:
             if self._w.root_cells == "always":
                 await park(self._w, self._slot, session, position)
             await self._save()
-        last = prepared.plan.chunks_from(0)[-1][1]
+        last = max(len(prepared.keys) - 1, 1)
         rate = read / chunk.seconds if chunk.seconds else 0.0
         eta_ms = (last - position) / rate * 1e3 if rate else 0.0
         now, told = self._w.now(), tuple(map(serving.logprob, chunk.scores))

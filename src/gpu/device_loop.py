@@ -29,12 +29,14 @@ from regrow.policy.request import SamplingParams, StopRules
 from regrow.policy.schedule import PendingRead, ScheduleState, next_work
 from regrow.policy.stops import RepeatGuard
 
+EXPECTED = 2  # times `linger_s`, that a request which is being prepared is waited for
 EndReason = Literal["stop", "length", "repeat", "halted", "non_finite", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Read `chunks` of `ids` into `slot`, then draw an answer. Events carry `epoch` back.
+    """Read `chunks` of `ids` into `slot`, then draw an answer: the first token from the last chunk where that
+    ends with `ids`, else from a step that is fed the last of them. Events carry `epoch` back.
 
     start: cells the slot holds already. snapshot_at: cuts at which to copy the running state.
     prompt_logprobs: score each token of the prompt, with so many alternatives; `start` is then 0.
@@ -97,7 +99,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRead:
-    """`slot` holds `position` tokens of its prompt now; a snapshot was taken there where one was wanted and
+    """`slot` has read `position` tokens of its prompt now, all but the last at most, unless there is only
+    one; a snapshot was taken there where one was wanted and
     the state was finite. scores: where asked for, those of the prompt's tokens that are known since this
     chunk: up to and with the one at `position`, where there is one to be fed yet."""
 
@@ -180,6 +183,7 @@ class DeviceLoop:
         self._now = now
         self._deliver = deliver
         self._linger_s = linger_s
+        self._expected_until = 0.0
         self._since: float | None = None  # when the present piece of work began
         self._commands: deque[Command] = deque()
         self._wake = threading.Condition()
@@ -217,6 +221,10 @@ class DeviceLoop:
             self._commands.append(command)
             self._wake.notify()
 
+    def expect(self) -> None:
+        """Say that a request for a slot is being prepared; from any thread."""
+        self._expected_until = self._now() + EXPECTED * self._linger_s
+
     def close(self) -> None:
         with self._wake:
             self._closed = True
@@ -241,6 +249,7 @@ class DeviceLoop:
                 worked = self._copy() or worked
                 if self._transfers.filled > filled:
                     self._linger()
+                self._await_expected()
                 self._since = self._now()
                 worked = self._work() or worked
                 self._events.look(0.0 if worked else math.inf)
@@ -261,6 +270,19 @@ class DeviceLoop:
             with self._wake:
                 self._wake.wait_for(lambda: self.awake, self._linger_s)
             self._obey()
+
+    def _await_expected(self) -> None:
+        """Begin no step while a request is about to come: it would wait for all of it, and what prepares the
+        request would get no core."""
+        end = min(self._expected_until, self._now() + EXPECTED * self._linger_s)
+        while not self._transfers.urgent and len(self._decoding()) == len(self._active) > 0:
+            if self._closed or (left := end - self._now()) <= 0:
+                break
+            with self._wake:
+                self._wake.wait_for(lambda: self.awake, left)
+            self._obey()
+        else:
+            self._expected_until = 0.0
 
     def _tell(self) -> None:
         if events := self._events.ready():
@@ -372,8 +394,10 @@ class DeviceLoop:
     def _read(self, active: _Active) -> None:
         job = active.job
         start, stop = active.todo.popleft()
-        alone = len(job.ids) == 1
-        want: WantLogits = "last" if alone else "none" if job.prompt_logprobs is None else "all"
+        whole = stop == len(job.ids)
+        want: WantLogits = "last" if whole else "none"
+        if job.prompt_logprobs is not None:
+            want = "all"
         chunk = Chunk(job.slot, start, job.ids[start:stop], want_logits=want)
         self._pace.chunk_begins()
         result = self.runner.read(chunk, partial(self._pause, job.slot) if self._decoding() else None)
@@ -383,16 +407,18 @@ class DeviceLoop:
         if told is None:
             self._end(active, "non_finite")
             return
-        self._events.add(ChunkRead(job.slot, job.epoch, stop, seconds, None, told), snapshot)
+        position = min(stop, max(len(job.ids) - 1, 1))
+        self._events.add(ChunkRead(job.slot, job.epoch, position, seconds, None, told), snapshot)
         if active.todo:
             return
-        if alone:
+        if whole:
             assert result.logits is not None
-            row = self._row(active, int(job.ids[-1]), 0)
-            token = self.runner.sample(row, result.logits)
-            self._join(active, -1 if token is None else token, 1)
+            logits = result.logits if want == "last" else result.logits[-1]
+            row = self._row(active, int(job.ids[-1]), stop - 1)
+            token = self.runner.sample(row, logits)
+            self._join(active, -1 if token is None else token, stop)
             tokens = () if token is None else (token,)
-            self._drawn(active, tokens, scores_of(row, token, result.logits))
+            self._drawn(active, tokens, scores_of(row, token, logits))
         else:
             self._join(active, int(job.ids[-1]), stop)
 

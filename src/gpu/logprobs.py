@@ -26,15 +26,16 @@ def prompt_scores(
     ids: Keys, start: int, stop: int, logits: torch.Tensor | None, alternatives: int | None
 ) -> tuple[Scored, ...] | None:
     """Return the scores that the chunk [start, stop) of a prompt tells where they are asked for, else
-    nothing: those of the tokens after each of it, and the first one's of all, which has none. None where
-    `logits` [stop - start, vocab] are not finite."""
+    nothing: those of the tokens of the prompt after each of it, and the first one's of all, which has none.
+    None where `logits` [stop - start, vocab] are not finite."""
     if alternatives is None:
         return ()
     assert logits is not None
     if not bool(logits.isfinite().all()):
         return None
     first = (Scored(int(ids[0]), None),) if start == 0 else ()
-    return (*first, *scores(logits, ids[start + 1 : stop + 1].tolist(), alternatives))
+    tokens = ids[start + 1 : stop + 1].tolist()
+    return (*first, *scores(logits[: len(tokens)], tokens, alternatives))
 
 
 def scores(logits: torch.Tensor, tokens: Sequence[int], alternatives: int) -> Iterator[Scored]:

@@ -124,13 +124,14 @@ class ReadPlan:
     def chunks_from(self, start: int, exact: Exactness = "full") -> tuple[tuple[int, int], ...]:
         """Return the chunks (start, stop) still to be read from `start` (P2).
 
-        The last token is fed by the first decode step, so the chunks end at length - 1; a prompt of one
-        token is read as one chunk. Raises ValueError where `start` is neither 0 nor a cut, unless `exact` is
-        "off", which may resume between cuts.
+        The last chunk ends with the prompt, and the first token is drawn from it. Only where length - 1 is a
+        cut does it end there, so that who resumes there and who has read it all both feed the last token in a
+        decode step. Raises ValueError where `start` is neither 0 nor a cut, unless `exact` is "off", which
+        may resume between cuts.
         """
         if start and exact != "off" and not self.is_cut(start):
             raise ValueError(f"{start} is not a cut of this plan")
-        stop = max(self.length - 1, 1)
+        stop = self.length - self.is_cut(self.length - 1)
         edges = [start, *(cut for cut in self.cuts if start < cut < stop), stop]
         return tuple((a, b) for a, b in pairwise(edges) if a < b)
 

@@ -76,7 +76,7 @@ def test_a_full_queue_refuses_with_a_time_worth_waiting_and_serves_on() -> None:
     in_house(scenario, queue=2)
 
 
-@pytest.mark.parametrize("buffer", [2, 3, 5, 12])
+@pytest.mark.parametrize("buffer", [3, 4, 6, 12])
 def test_a_reader_that_falls_behind_is_cut_off_alone(buffer: int) -> None:
     async def scenario(house: House) -> None:
         slow = await house.submit(stranger(1, max_tokens=100))

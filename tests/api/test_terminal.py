@@ -207,7 +207,5 @@ async def test_a_chat_without_a_server_ends_with_one_line(start: Start) -> None:
     )
     _, err = await process.communicate()
     assert process.returncode == 1
-    assert err.decode().startswith(
-        "regrow: no connection to http://127.0.0.1:9: Connection refused ("
-    )
+    assert err.decode().startswith("regrow: no connection to http://127.0.0.1:9: Connection refused (")
     assert err.count(b"\n") == 1

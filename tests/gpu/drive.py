@@ -60,6 +60,11 @@ def poison(runner: ModelRunner) -> None:
             arena.fill_(2**40)
 
 
+def short_of_the_last(plan: ReadPlan, start: int = 0) -> list[tuple[int, int]]:
+    """Return the chunks of a plan from `start` on without the prompt's last token, which a step is fed."""
+    return [(a, min(b, plan.length - 1)) for a, b in plan.chunks_from(start) if a < plan.length - 1]
+
+
 def read(
     runner: ModelRunner,
     slot: int,
@@ -68,9 +73,9 @@ def read(
     start: int = 0,
     between: Callable[[], object] = lambda: None,
 ) -> dict[int, Snapshot]:
-    """Read by the plan from `start` on; return a snapshot of every cut passed."""
+    """Read by the plan from `start` on, all but the last token; return a snapshot of every cut passed."""
     kept = {}
-    for a, b in plan.chunks_from(start):
+    for a, b in short_of_the_last(plan, start):
         runner.read(Chunk(slot, a, ids[a:b]))
         if plan.is_cut(b):
             snapshot = runner.snapshot(slot).snapshot
@@ -78,6 +83,15 @@ def read(
             kept[b] = snapshot
         between()
     return kept
+
+
+def first_logits(runner: ModelRunner, slot: int, ids: Keys, plan: ReadPlan) -> torch.Tensor:
+    """Read a whole prompt by the plan; return the logits [vocab] after it, from its last chunk."""
+    for a, b in plan.chunks_from(0):
+        logits = runner.read(Chunk(slot, a, ids[a:b], want_logits="last")).logits
+    assert logits is not None
+    assert runner.length(slot) == len(ids)
+    return logits
 
 
 def row(runner: ModelRunner, slot: int, token: int) -> Row:

@@ -142,7 +142,7 @@ def test_a_state_is_restored_bit_for_bit(held: Held) -> None:
     finish(copy)
     assert copy.snapshot is not None
     rows = as_cells(held.arenas.states(2)), as_cells(copy.snapshot.states)
-    finish(held.lanes.restore(zip(*rows, strict=True)))
+    finish(held.lanes.restore(zip(*rows, strict=True), anew=True))
     assert same(held.states(2), held.states(0))
 
 
@@ -155,8 +155,8 @@ def test_a_state_that_is_not_finite_becomes_no_snapshot(held: Held, number: floa
 
 
 def test_a_copy_of_nothing_has_ended(held: Held) -> None:
-    finish(held.lanes.mount([]))
-    finish(held.lanes.restore([]))
+    finish(held.lanes.mount([], anew=False))
+    finish(held.lanes.restore([], anew=False))
     host, copy = held.lanes.park([])
     finish(copy)
     assert host == ()

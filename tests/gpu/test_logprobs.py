@@ -14,7 +14,7 @@ from regrow.gpu.logprobs import scores, scores_of
 from regrow.gpu.types import Chunk, ReadResult, Row, Runner, Scored
 from regrow.models.random_models import build_random
 from regrow.policy.request import SamplingParams, StopRules
-from tests.gpu.drive import FAMILIES, answer, fresh_runner, plan_of, prompt, read
+from tests.gpu.drive import FAMILIES, first_logits, follow, fresh_runner, plan_of, prompt, read
 from tests.world.fake_runner import FakeRunner
 
 GREEDY = SamplingParams(logprobs=4)
@@ -94,11 +94,11 @@ def test_an_answer_is_scored_by_the_raw_logits_it_was_drawn_from(family: str) ->
     runner = fresh_runner(family)
     greedy = drawn(run(runner, a_job()))
     runner.empty(0)
-    read(runner, 0, prompt(N), plan_of(N, ENDS))
-    recorded = answer(runner, 0, prompt(N), STEPS - 1)
-    assert tuple(score.token for score in greedy) == recorded.tokens
-    for score, logits in zip(greedy, recorded.logits, strict=True):
+    after_prompt = first_logits(runner, 0, prompt(N), plan_of(N, ENDS))
+    steps = follow(runner, 0, [score.token for score in greedy[:-1]])
+    for score, logits in zip(greedy, [after_prompt, *steps], strict=True):
         check(score, logits, 0.0)
+        assert score.token == int(logits.argmax())
         assert score.top[0] == (score.token, score.logprob)
 
 
@@ -108,13 +108,9 @@ def test_penalties_bias_temperature_and_cuts_change_what_is_drawn_and_not_its_sc
     wild = drawn(run(runner, a_job(sampling=WILD)))
     tokens = [score.token for score in wild]
     runner.empty(0)
-    read(runner, 0, prompt(N), plan_of(N, ENDS))
-    runner.join(0)
-    fed = [int(prompt(N)[-1]), *tokens[:-1]]
+    after_prompt = first_logits(runner, 0, prompt(N), plan_of(N, ENDS))
     unlikely = 0
-    for token, score in zip(fed, wild, strict=True):
-        (logits,) = runner.decode([Row(0, token, runner.length(0), GREEDY)])
-        runner.commit(0, 1)
+    for score, logits in zip(wild, [after_prompt, *follow(runner, 0, tokens[:-1])], strict=True):
         check(score, logits, 0.0)
         unlikely += score.token != int(logits.argmax())
     assert unlikely, "the test shows nothing where the greedy tokens are drawn"

@@ -6,7 +6,18 @@ import torch
 from regrow.gpu.runner import ModelRunner
 from regrow.gpu.types import Chunk, Digest
 from regrow.models.random_models import build_random
-from tests.gpu.drive import FAMILIES, SLOTS, answer, fresh_runner, plan_of, poison, prompt, read, row
+from tests.gpu.drive import (
+    FAMILIES,
+    SLOTS,
+    answer,
+    fresh_runner,
+    plan_of,
+    poison,
+    prompt,
+    read,
+    row,
+    short_of_the_last,
+)
 
 ENDS = (37, 100)
 N = 131
@@ -29,7 +40,7 @@ def test_steps_between_its_layers_change_neither_a_chunk_nor_the_steps(family: s
     read(runner, 0, prompt(50, 7), plan_of(50))
     runner.join(0)
     stepped: list[torch.Tensor] = []
-    for start, stop in plan_of(N, ENDS).chunks_from(0):
+    for start, stop in short_of_the_last(plan_of(N, ENDS)):
         runner.read(
             Chunk(2, start, prompt(N)[start:stop]),
             lambda: stepped.append(follow_on(runner, 0, len(stepped))),
@@ -37,7 +48,7 @@ def test_steps_between_its_layers_change_neither_a_chunk_nor_the_steps(family: s
     beside = runner.digest(0)
     runner.leave(0)
     assert answer(runner, 2, prompt(N), 2).same_as(wanted)
-    chunks = len(plan_of(N, ENDS).chunks_from(0))
+    chunks = len(short_of_the_last(plan_of(N, ENDS)))
     assert len(stepped) >= 2 * chunks
     runner.reset()
     poison(runner)
@@ -65,7 +76,7 @@ def test_a_row_may_end_between_the_layers_of_a_chunk(family: str) -> None:
             runner.leave(0)
             left.append(runner.digest(0))
 
-    for start, stop in plan_of(N, ENDS).chunks_from(0):
+    for start, stop in short_of_the_last(plan_of(N, ENDS)):
         runner.read(Chunk(2, start, prompt(N)[start:stop]), leave_once)
     assert answer(runner, 2, prompt(N), 2).same_as(wanted)
     assert runner.digest(0) == left[0]

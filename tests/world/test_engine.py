@@ -79,7 +79,7 @@ def test_an_answer_takes_the_time_of_its_chunks_and_steps_and_no_more() -> None:
         chunks = [what for _, what in world.trace if isinstance(what, tuple) and what[0] == "read"]
         read_s = sum(runner.costs.of_chunk(start, n) for _, _, start, n in chunks)
         assert answer.tokens == truth(runner, chat("hello"))
-        assert answer.end.at == read_s + 6 * runner.costs.step
+        assert answer.end.at == read_s + 5 * runner.costs.step
 
     for seed in SEEDS:
         run_world(seed, scenario)

@@ -165,6 +165,7 @@ class Attention {
       float *s = scores_ + t * LANES, *top = top_ + rows + t * LANES, *sum = sum_ + rows + t * LANES;
       const std::int32_t *first = first_ + rows + t * LANES, *end = end_ + rows + t * LANES;
       const Lanes before = load(top);
+      form.ahead(24);
       Lanes most[CHAINS];
       for (Lanes& one : most) one = before;
       in_chains(cells, [&](int c, int chain) {
@@ -174,6 +175,7 @@ class Attention {
       });
       for (int i = 1; i < CHAINS; i++) most[0] = larger(most[i], most[0]);
       store(top, most[0]);
+      form.ahead(24);
       const Lanes less = multiply(multiply(most[0], factor), fill(-1));
       const Lanes by = power_of_2(multiply(subtract(before, most[0]), factor), EXACT);
       store(change + t * LANES, by);

@@ -10,6 +10,7 @@
 //   scores<TILES>(part, s)                s[cell][row] of the rows of a part, TILES x 16 of them
 //   scale<TILES>(part, by)                sums of each row times by[row]
 //   add<TILES>(part, weights)             sums of each row plus weights[cell][row] times values
+//   ahead(cells)                          asks for so many more keys or values of the next block
 //   at(row, d)                            a sum
 #pragma once
 

@@ -88,6 +88,8 @@ class Plain {
     return sums_[(std::size_t(row / LANES) * padded_ + d) * LANES + row % LANES];
   }
 
+  void ahead(int) const {}
+
  private:
   static constexpr int CELLS = 8, DIMS = 8;  // whose sums are in registers at once
 

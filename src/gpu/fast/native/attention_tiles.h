@@ -36,6 +36,8 @@ class Tiles {
 
   void take(const bf16* k, std::ptrdiff_t k_cell, const bf16* v, std::ptrdiff_t v_cell, int cells) {
     groups_ = round_up(cells, GROUP) / GROUP;
+    next_[0] = k + BLOCK * k_cell, next_[1] = v + BLOCK * v_cell, next_cell_[0] = k_cell, next_cell_[1] = v_cell;
+    ahead_ = 0;
     keys_ = k, key_stride_ = k_cell;
     // Groups from here on are copied with zeros behind: the last cells, or all where tiles do not fit the dims.
     copied_ = dim_ % 32 ? 0 : cells / GROUP;
@@ -51,6 +53,7 @@ class Tiles {
       const __mmask32 some = dims == 32 ? ~__mmask32(0) : (__mmask32(1) << dims) - 1;
       for (int c = 0; c < groups_ * GROUP; c += 2) {
         const bf16* pair = v + c * v_cell + d;
+        ahead(1);
         const __m512i a = _mm512_maskz_loadu_epi16(c < cells ? some : 0, pair);
         const __m512i b = _mm512_maskz_loadu_epi16(c + 1 < cells ? some : 0, pair + v_cell);
         bf16* to = values_ + (std::size_t(c / GROUP) * width_ + d) / 16 * TILE + c % GROUP * 16;
@@ -67,6 +70,7 @@ class Tiles {
     memory_is_touched();
     for (int g = 0; g < groups_; g++, s += GROUP * TILES * LANES) {
       const bool direct = g < copied_;
+      ahead(8);
       const std::ptrdiff_t cell = direct ? key_stride_ : steps_ * 32;
       const bf16* k = (direct ? keys_ : copy_) + g * GROUP * cell;
       _tile_zero(0);
@@ -109,6 +113,7 @@ class Tiles {
   void add(int part, const float* weights) {
     for (int g = 0; g < groups_; g++) {
       for (int t = 0; t < TILES; t++) {
+        ahead(12);
         turn(weights + (g * GROUP * TILES + t) * LANES, TILES * LANES, weights_ + (g * TILES + t) * TILE);
       }
     }
@@ -144,6 +149,16 @@ class Tiles {
     memory_is_touched();
   }
 
+  // Asks the memory for some more keys and values of the next block. It takes as long as all that is computed on a block
+  // of one row, so it is spread over that: asked for at once, they would only be waited for at once.
+  void ahead(int cells) const {
+    for (int i = 0; i < cells && ahead_ < 2 * BLOCK; i++, ahead_++) {
+      const int of = ahead_ & 1;
+      const char* at = reinterpret_cast<const char*>(next_[of] + (ahead_ >> 1) * next_cell_[of]);
+      for (int line = 0; line < dim_ * 2; line += 64) _mm_prefetch(at + line, _MM_HINT_T1);
+    }
+  }
+
   float at(int row, int d) const { return sums_[std::size_t(row) * width_ + d]; }
 
  private:
@@ -160,6 +175,9 @@ class Tiles {
     turn_words(pairs, out);
   }
 
+  const bf16* next_[2];  // the keys and values of the next block
+  std::ptrdiff_t next_cell_[2];
+  mutable int ahead_;    // how many of them were asked for
   int dim_, steps_, value_dim_, width_, groups_, copied_;
   const bf16* keys_;
   std::ptrdiff_t key_stride_;
