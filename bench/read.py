@@ -1,7 +1,7 @@
 """Reading: tokens a second of prompts of several lengths, against `transformers` and `llama-server`.
 
 The prompt is new each time, and every engine reads it in turn; a ratio is the median of the ratios of such
-pairs. Ours is the time to the first token, one decode step and all actors included; that of `transformers` is
+pairs. Ours is the time to the first token, all actors included; that of `transformers` is
 one forward pass of the same weights and dtype with the logits of the last token; that of `llama-server`
 (--llama-server) what it says itself. It gets the demo's own file, or those given with --gguf.
 """

@@ -2,7 +2,7 @@
 
 An idle engine, a conversation of about 4,000 tokens. `turn` goes on with it, in place; `chat` opens another
 one under its system prompt in a slot of its own, so that its cells are copied. Fixed is the time to the first
-token without what the device took to read the new tokens and to make the first step; it is told over one such
+token without what the device took to read the new tokens, which gives that token; it is told over one decode
 step, with the parts of it that can be told apart: `prepare` (render, tokenise, plan) and `mount`. The control
 has met none of the messages before, so that all of them are tokenised.
 """
@@ -25,7 +25,7 @@ ANSWER = {"role": "assistant", "content": "Yes."}
 
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """Seconds: to the first token, of reading and one step in it, of preparing and of mounting."""
+    """Seconds: to the first token, of reading in it, of a step after it, of preparing and of mounting."""
 
     reused: int
     read: int
@@ -53,7 +53,7 @@ async def warm(engine: Engine, request: GenerateRequest, another: GenerateReques
     answered = await ask(engine, request)
     after = (await engine.status()).device.counters
     step = (after.step_s - before.step_s) / (after.steps - before.steps)
-    device = after.read_s - before.read_s + step
+    device = after.read_s - before.read_s
     reuse = answered.reuse
     return Warm(reuse.reused, reuse.read, answered.seconds, device, step, prepare, reuse.mount_ms / 1e3)
 

@@ -12,10 +12,9 @@ import torch
 
 from regrow.gpu.fast.copying import copy_cells
 from regrow.gpu.kernels.spans import Pair
-from regrow.gpu.pages import give_pages
+from regrow.gpu.pages import PIECE_BYTES, give_pages
 from regrow.gpu.types import Snapshot
 
-PIECE_BYTES = 2 * 1024 * 1024
 SMALL = 64 * 1024  # bytes, whose pages are not asked for
 TURN_S = 0.05  # of a machine with nothing else to do, until it looks for something
 

@@ -251,7 +251,7 @@ class DeviceLoop:
                     self._linger()
                 self._await_expected()
                 self._since = self._now()
-                worked = self._work() or worked
+                worked = self._work() or worked or self.runner.foresee()
                 self._events.look(0.0 if worked else math.inf)
         except Exception as error:  # noqa: BLE001  whatever a step raises, the arenas are in doubt
             self._break(error)

@@ -19,7 +19,7 @@ from regrow.gpu.digest import digest_slot
 from regrow.gpu.forward import SlotModel
 from regrow.gpu.lanes import lanes_for
 from regrow.gpu.logprobs import scores_of
-from regrow.gpu.pages import give_pages
+from regrow.gpu.pages import SlotMemory, give_pages
 from regrow.gpu.probe import probe
 from regrow.gpu.sampling import draw, draw_all
 from regrow.gpu.slot_cache import SlotCache
@@ -99,7 +99,7 @@ class ModelRunner:
         layers = self._model.config.num_hidden_layers
         self._reading, self._stepping = (SlotCache(self._arenas, layers) for _ in range(2))
         self._length = [0] * self._slots
-        self._given = [0] * self._slots  # cells whose memory is there
+        self._memory = SlotMemory(self._slots, self._geometry.bytes_per_token)
         self._state_at = [0] * self._slots
         self._joined: set[int] = set()
         self._lanes = lanes_for(self._model.device)
@@ -134,13 +134,13 @@ class ModelRunner:
         self._expect_fits(slot, state)
         self._state_at[slot], self._loaded[slot] = _TORN, state
         rows = as_cells(self._arenas.states(slot)), as_cells(state.states)
-        return self._lanes.restore(zip(*rows, strict=True), anew=not self._given[slot])
+        return self._lanes.restore(zip(*rows, strict=True), anew=not self._memory.reaches(slot))
 
     def copy_cells(self, source: int, slot: int, stop: int) -> CellCopy:
         self._expect(stop <= self._length[source], source, f"does not reach position {stop}")
         self._claim(slot)
         spans = (self._arenas.span(slot, 0, stop), self._arenas.span(source, 0, stop))
-        return self._lanes.mount(zip(*spans, strict=True), anew=stop > self._given[slot])
+        return self._lanes.mount(zip(*spans, strict=True), anew=stop > self._memory.reaches(slot))
 
     def load_cells(self, slot: int, cells: Sequence[HostCells]) -> CellCopy:
         edges = [0, *(part.stop for part in cells)]
@@ -152,7 +152,7 @@ class ModelRunner:
             for part in cells
             for pair in zip(self._arenas.span(slot, part.start, part.stop), part.tensors, strict=True)
         )
-        return self._lanes.restore(pairs, anew=edges[-1] > self._given[slot])
+        return self._lanes.restore(pairs, anew=edges[-1] > self._memory.reaches(slot))
 
     def save_cells(self, slot: int, start: int, stop: int) -> tuple[HostCells, CellCopy]:
         self._expect(0 <= start < stop <= self._length[slot], slot, f"holds no cells [{start}, {stop})")
@@ -161,7 +161,7 @@ class ModelRunner:
 
     def filled(self, slot: int, length: int) -> None:
         self._length[slot], self._state_at[slot] = length, _TORN
-        self._given[slot] = max(self._given[slot], length)
+        self._memory.given(slot, length)
 
     def _claim(self, slot: int) -> None:
         """Empty a slot before a copy writes to it: a copy is whole or it did not happen (S4)."""
@@ -184,7 +184,7 @@ class ModelRunner:
         positions = (
             torch.arange(start, start + n) if chunk.positions is None else torch.tensor(chunk.positions)
         )
-        self._give_pages(slot, start + n)
+        self._give_memory(slot, start + n)
         self._state_at[slot] = _TORN
         logits = self._model(
             self._reading,
@@ -196,10 +196,22 @@ class ModelRunner:
         self._length[slot] = self._state_at[slot] = start + n
         return ReadResult(None if chunk.want_logits == "none" else logits[0])
 
-    def _give_pages(self, slot: int, stop: int) -> None:
-        if self._model.device.type == "cpu" and stop > self._given[slot]:
-            give_pages(self._arenas.span(slot, self._given[slot], stop))
-            self._given[slot] = stop
+    def foresee(self) -> bool:
+        used = sum(length > 0 for length in self._length)
+        wanted = self._memory.wanted(used) if self._model.device.type == "cpu" else None
+        if wanted is None:
+            return False
+        slot, start, stop = wanted
+        if not start:
+            give_pages(as_cells(self._arenas.states(slot)))
+        self._give_memory(slot, stop)
+        return True
+
+    def _give_memory(self, slot: int, stop: int) -> None:
+        start = self._memory.reaches(slot)
+        if self._model.device.type == "cpu" and stop > start:
+            give_pages(self._arenas.span(slot, start, stop))
+            self._memory.given(slot, stop)
 
     def snapshot(self, slot: int) -> StateCopy:
         self._expect(slot not in self._joined, slot, "is joined")

@@ -272,6 +272,11 @@ class Runner(Protocol):
         """
         ...
 
+    def foresee(self) -> bool:
+        """Do a little of what will make the next use of a slot fast; False where there is nothing to do. For
+        when nothing else is."""
+        ...
+
     def snapshot(self, slot: int) -> StateCopy:
         """Begin to copy the running state of a slot that is not joined, as it is now."""
         ...

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from regrow.gpu import pages
-from regrow.gpu.pages import give_pages
+from regrow.gpu.pages import PIECE_BYTES, SlotMemory, give_pages
+from tests.gpu.drive import fresh_runner, plan_of, prompt, read
 
 
 def given(buffer: np.ndarray) -> int:
@@ -41,3 +42,29 @@ def test_what_is_there_already_keeps_its_contents() -> None:
 def test_a_system_that_cannot_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "_madvise", lambda: None)
     give_pages([torch.zeros(2, 3, 4)])
+
+
+def test_one_slot_more_than_are_used_gets_the_memory_of_the_longest_piece_by_piece() -> None:
+    memory = SlotMemory(4, PIECE_BYTES // 100)
+    assert memory.wanted(0) is None
+    memory.given(2, 250)
+    seen = []
+    while wanted := memory.wanted(1):
+        seen.append(wanted)
+        memory.given(wanted[0], wanted[2])
+    assert seen == [(0, 0, 100), (0, 100, 200), (0, 200, 250)]
+    assert memory.wanted(2) == (1, 0, 100)
+    assert memory.wanted(9) == (1, 0, 100)
+    assert [memory.reaches(slot) for slot in range(4)] == [250, 0, 250, 0]
+
+
+def test_a_device_with_nothing_to_do_asks_for_the_memory_of_the_next_slot() -> None:
+    runner = fresh_runner("qwen3_5")
+    read(runner, 1, prompt(150), plan_of(150))
+    before = [tensor.clone() for tensor in (*runner.arenas.cells.values(), *runner.arenas.rest.values())]
+    while runner.foresee():
+        pass
+    assert [runner._memory.reaches(slot) for slot in range(runner.slots)] == [149, 149, 0, 0]
+    after = [*runner.arenas.cells.values(), *runner.arenas.rest.values()]
+    for a, b in zip(before, after, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)

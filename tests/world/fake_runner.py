@@ -266,6 +266,9 @@ class FakeRunner:
                 below = held.hashes[chunk.start : chunk.start + n]
                 return ReadResult(torch.stack([self._logits(hashed, None, drawn=0) for hashed in below]))
 
+    def foresee(self) -> bool:
+        return False
+
     def snapshot(self, slot: int) -> Taken:
         return Taken(self._snapshot(slot))
 
