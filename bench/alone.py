@@ -184,7 +184,8 @@ class Alone:
         self._submit(Submit(self._prepared(turn)))
         self._town.settle()
         job = self._jobs[number] = self._device.started
-        positions = sorted({*job.snapshot_at, system_end(turn.plan), job.chunks[-1][1]})
+        last = min(job.chunks[-1][1], turn.plan.length - 1)
+        positions = sorted({*job.snapshot_at, system_end(turn.plan), last})
         self._tick(
             job,
             *(

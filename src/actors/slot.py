@@ -233,8 +233,8 @@ class SlotActor:
 
     async def _chunk_read(self, serving: Serving, chunk: ChunkRead) -> None:
         session, prepared, position = self._session, serving.admit.prepared, chunk.position
-        if session.pure == serving.position and prepared.plan.is_cut(position):
-            session.pure = position
+        if session.pure == serving.position:
+            session.pure = prepared.plan.last_cut_at_or_below(position)
         read = position - serving.position
         serving.position = position
         session.extend(prepared.keys, position, ())
