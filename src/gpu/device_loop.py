@@ -399,11 +399,12 @@ class DeviceLoop:
         if job.prompt_logprobs is not None:
             want = "all"
         chunk = Chunk(job.slot, start, job.ids[start:stop], want_logits=want)
+        pause = partial(self._pause, job.slot) if self._pace.may_part(start, stop) else None
         self._pace.chunk_begins()
-        result = self.runner.read(chunk, partial(self._pause, job.slot) if self._decoding() else None)
+        result = self.runner.read(chunk, pause)
         told = prompt_scores(job.ids, start, stop, result.logits, job.prompt_logprobs)
         snapshot = self.runner.snapshot(job.slot) if stop in active.snapshot_at else None
-        seconds = self._pace.chunk_ends(job.slot, stop - start)
+        seconds = self._pace.chunk_ends(job.slot, start, stop)
         if told is None:
             self._end(active, "non_finite")
             return

@@ -4,10 +4,13 @@ A chunk that takes longer than rows may wait is parted between its layers: they 
 after it. Whatever made them wait for longer than that is counted, a copy or a snapshot too.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from regrow.policy.schedule import ScheduleState, after_chunk, after_step, must_pause
+from regrow.policy.schedule import SHORT, ScheduleState, after_chunk, after_step, must_pause
+
+SAFE = 1.5  # times what a short chunk is expected to take
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ class Pace:
     _layer_at: float = 0.0
     _layer_s: float = 0.0
     _read_s: float = 0.0
+    _short: tuple[int, int, float] = 1, 1, math.inf  # the last short chunk: its tokens, its end, its seconds
 
     def rows_run(self, running: bool) -> None:
         """Say whether there are running rows: those that come first wait from now on."""
@@ -53,6 +57,16 @@ class Pace:
             self._waits_since = None
         elif self._waits_since is None:
             self._waits_since = self.now()
+
+    def may_part(self, start: int, stop: int) -> bool:
+        """Say whether the chunk [start, stop), which begins now, may have to be parted. A short one need not
+        be where by an earlier one it is over long before: its time grows with tokens and depth at most."""
+        since, tokens = self._waits_since, stop - start
+        if since is None or tokens > SHORT:
+            return since is not None
+        known_tokens, known_stop, seconds = self._short
+        expected = seconds * max(1.0, tokens / known_tokens) * max(1.0, stop / known_stop)
+        return must_pause(self.now() - since, SAFE * expected, self.most_s)
 
     def chunk_begins(self) -> None:
         self._part_at = self._layer_at = self.now()
@@ -74,10 +88,13 @@ class Pace:
     def chunk_goes_on(self) -> None:
         self._part_at = self._layer_at = self.now()
 
-    def chunk_ends(self, slot: int, tokens: int) -> float:
+    def chunk_ends(self, slot: int, start: int, stop: int) -> float:
         """Return the seconds that the chunk took, without the steps in it."""
+        tokens = stop - start
         self._part_ends(slot, tokens, self.now())
         counters, seconds = self.counters, self._read_s
+        if SHORT // 2 <= tokens <= SHORT:
+            self._short = tokens, stop, seconds
         self.counters = replace(
             counters,
             chunks=counters.chunks + 1,
