@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import AsyncIterator
+from http import HTTPStatus
 from typing import Any
 
 import aiohttp
@@ -11,7 +12,6 @@ import msgspec
 from regrow.errors import RegrowError
 
 LONGEST_LINE = 2**20
-UNAUTHORIZED = 401
 
 
 class Unanswered(RegrowError):
@@ -66,6 +66,7 @@ async def chunks_of(response: aiohttp.ClientResponse) -> AsyncIterator[dict[str,
 async def _reason(response: aiohttp.ClientResponse) -> str:
     try:
         said = str((await response.json())["error"]["message"])
-        return f"{said} (--api-key, or REGROW_API_KEY)" if response.status == UNAUTHORIZED else said
+        unauthorized = response.status == HTTPStatus.UNAUTHORIZED
+        return f"{said} (--api-key, or REGROW_API_KEY)" if unauthorized else said
     except (aiohttp.ClientError, ValueError, KeyError, TypeError):
         return f"{response.url} answered {response.status}"

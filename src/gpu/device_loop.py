@@ -99,10 +99,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRead:
-    """`slot` has read `position` tokens of its prompt now, all but the last at most, unless there is only
-    one; a snapshot was taken there where one was wanted and
-    the state was finite. scores: where asked for, those of the prompt's tokens that are known since this
-    chunk: up to and with the one at `position`, where there is one to be fed yet."""
+    """`slot` has read `position` tokens of its prompt now: after the last chunk all but one, unless there is
+    only one. A snapshot was taken there where one was wanted and the state was finite. scores: where asked
+    for, those of the prompt's tokens that are known since this chunk, the one at `position` included."""
 
     slot: int
     epoch: int
