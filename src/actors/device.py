@@ -134,7 +134,8 @@ class DeviceActor:
                 reply.set_result(Mounted(self._generation, (self._now() - begin) * 1e3))
 
         done = self._in_loop(settle)
-        self._post(Fill(self._generation, mount.slot, mount.position, mount.source, mount.state, done))
+        where = mount.slot, mount.position, mount.source, mount.state
+        self._post(Fill(self._generation, *where, done, lend=mount.reads))
         return reply
 
     def _save(self, slot: int, name: HolderId, ranges: tuple[tuple[int, int], ...]) -> None:

@@ -435,13 +435,15 @@ class Mounted:
 class Mount(Ask[Mounted]):
     """To the device: make `slot` hold its first `position` cells with the running state there (R4).
 
-    source: the slot or the host cells to copy them from; None where the slot has them.
+    source: the slot or the host cells to copy them from; None where the slot has them. reads: whether the
+    slot reads a chunk next.
     """
 
     slot: int
     position: int
     source: int | tuple[HostCells, ...] | None
     state: Snapshot | None
+    reads: bool
 
 
 @dataclass(frozen=True, slots=True)

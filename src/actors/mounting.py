@@ -145,7 +145,8 @@ async def mount(
         if upto > (position if holder == here else 0):
             await park(wiring, slot, session, upto)  # it could be resumed past what stays (S3)
         wiring.cache.tell(LetGo(here, spans_above=position if holder == here else 0))
-        mounted = await _mounted(wiring, Mount(slot, position, source, state))
+        reads = bool(admit.prepared.plan.chunks_from(position, wiring.exact))
+        mounted = await _mounted(wiring, Mount(slot, position, source, state, reads))
         mounted = replace(mounted, ms=mounted.ms + restored_ms)
         if wiring.verify and position:
             await _verify(wiring, slot, admit)

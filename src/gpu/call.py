@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from regrow.gpu.lent import LentCells
+
 _CALL = "_regrow_call"
 
 
@@ -17,13 +19,14 @@ class Reading:
     """Tokens for cells [start, start + n) of `slot`, batch 1, on its rest row.
 
     between: called when the pass comes to the next layer, before anything of that layer is touched; passes
-    over another `SlotCache` may run in it.
+    over another `SlotCache` may run in it. lent: cells before `start` that are not in the slot yet.
     """
 
     slot: int
     start: int
     n: int
     between: Callable[[], None] | None = field(default=None, compare=False)
+    lent: LentCells | None = field(default=None, compare=False)
 
     @property
     def end(self) -> int:

@@ -1,8 +1,8 @@
 """Copies in pieces: what a machine has that computes and copies with the same cores.
 
-One piece is some cells of one tensor, small enough for the gap between two steps; the device loop pays for
-them in small change. A device with streams copies beside its steps (`stream_lanes.py`), behind the same
-protocol (`Lanes`).
+One piece is some cells of one tensor, and a batch some pieces, small enough for the gap between two steps;
+the device loop pays for them in small change. A device with streams copies beside its steps
+(`stream_lanes.py`), behind the same protocol (`Lanes`).
 """
 
 import time
@@ -23,9 +23,26 @@ def pieces(pairs: Iterable[Pair], limit: int) -> Iterator[Pair]:
     """Cut each (target, source) [heads, cells, dim] by cells into pieces of at most `limit` bytes, at least a
     cell."""
     for target, source in pairs:
+        if target.nbytes <= limit:
+            yield target, source
+            continue
         step = max(1, limit // max(target[:, :1].nbytes, 1))
         for at in range(0, target.shape[1], step):
             yield target[:, at : at + step], source[:, at : at + step]
+
+
+def batches(pieces: Iterable[Pair], limit: int) -> Iterator[list[Pair]]:
+    """Put pieces that follow each other together while they are at most `limit` bytes."""
+    batch: list[Pair] = []
+    size = 0
+    for piece in pieces:
+        if batch and size + piece[0].nbytes > limit:
+            yield batch
+            batch, size = [], 0
+        batch.append(piece)
+        size += piece[0].nbytes
+    if batch:
+        yield batch
 
 
 def as_cells(states: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -49,8 +66,8 @@ class PieceCopy:
 
     def __init__(self, pairs: Iterable[Pair], *, anew: bool) -> None:
         self._anew = anew
-        self._pieces = pieces(pairs, PIECE_BYTES)
-        self._next = next(self._pieces, None)
+        self._batches = batches(pieces(pairs, PIECE_BYTES), PIECE_BYTES)
+        self._next = next(self._batches, None)
 
     @property
     def ended(self) -> bool:
@@ -59,26 +76,29 @@ class PieceCopy:
     def advance(self, seconds: float) -> bool:
         end = time.perf_counter() + min(seconds, TURN_S)
         while self._next is not None:
-            target, source = self._next
-            if self._anew and target.nbytes > SMALL:
-                give_pages([target])
-            copy_cells(target, source)
-            self._next = next(self._pieces, None)
+            if self._anew:
+                give_pages(target for target, _ in self._next if target.nbytes > SMALL)
+            copy_cells(self._next)
+            self._next = next(self._batches, None)
             if time.perf_counter() >= end:
                 break
         return self.ended
 
 
-class Taken:
-    """A state that is copied at once, since what follows would change it."""
+class Ended:
+    """A copy of which nothing is left to do."""
 
     ended = True
 
-    def __init__(self, snapshot: Snapshot | None) -> None:
-        self.snapshot = snapshot
-
     def advance(self, seconds: float) -> bool:
         return True
+
+
+class Taken(Ended):
+    """A state that is copied at once, since what follows would change it."""
+
+    def __init__(self, snapshot: Snapshot | None) -> None:
+        self.snapshot = snapshot
 
 
 class PieceLanes:

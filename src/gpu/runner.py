@@ -14,10 +14,12 @@ from transformers import PreTrainedModel
 
 from regrow.gpu.arena import Arenas
 from regrow.gpu.call import Decoding, Reading
-from regrow.gpu.copies import as_cells
+from regrow.gpu.copies import Ended, as_cells
 from regrow.gpu.digest import digest_slot
+from regrow.gpu.fast.layer import reading_layers
 from regrow.gpu.forward import SlotModel
 from regrow.gpu.lanes import lanes_for
+from regrow.gpu.lent import LentCells
 from regrow.gpu.logprobs import scores_of
 from regrow.gpu.pages import SlotMemory, give_pages
 from regrow.gpu.probe import probe
@@ -59,6 +61,8 @@ class ModelRunner:
             probed = probe(self._model)
         self._geometry, self._row_exact = probed.geometry, probed.row_exact
         self._context = context if isinstance(context, int) else context(self._geometry)
+        readers, cells = reading_layers(model), self._geometry.cells
+        self._lends = all(cell.layer in readers and cell.dtype == torch.bfloat16 for cell in cells)
         self.reset()
         if exact == "full" and self._row_exact:
             with torch.inference_mode():
@@ -104,6 +108,7 @@ class ModelRunner:
         self._joined: set[int] = set()
         self._lanes = lanes_for(self._model.device)
         self._loaded: list[Snapshot | None] = [None] * self._slots  # the state that lies in a torn rest row
+        self._lent: dict[int, LentCells] = {}  # slot -> cells that are not in it yet
 
     def fresh(self) -> "ModelRunner":
         sibling = copy.copy(self)
@@ -118,6 +123,8 @@ class ModelRunner:
     def mount(self, slot: int, position: int, state: Snapshot | None) -> None:
         self._expect(slot not in self._joined, slot, "is joined")
         self._expect(position <= self._length[slot], slot, f"does not reach position {position}")
+        if position < self._length[slot]:
+            self._settle(slot)
         live = state is None and position == self._length[slot] == self._state_at[slot]
         if position and self._geometry.hybrid and not live:
             if state is None or state.position != position:
@@ -136,17 +143,25 @@ class ModelRunner:
         rows = as_cells(self._arenas.states(slot)), as_cells(state.states)
         return self._lanes.restore(zip(*rows, strict=True), anew=not self._memory.reaches(slot))
 
-    def copy_cells(self, source: int, slot: int, stop: int) -> CellCopy:
+    def copy_cells(self, source: int, slot: int, stop: int, *, lend: bool = False) -> CellCopy:
         self._expect(stop <= self._length[source], source, f"does not reach position {stop}")
+        self._settle(source)
         self._claim(slot)
+        if lend and self._may_lend(slot, stop):
+            cells = HostCells(0, stop, tuple(self._arenas.span(source, 0, stop)))
+            self._lent[slot] = LentCells(self._arenas, slot, [cells], source)
+            return Ended()
         spans = (self._arenas.span(slot, 0, stop), self._arenas.span(source, 0, stop))
         return self._lanes.mount(zip(*spans, strict=True), anew=stop > self._memory.reaches(slot))
 
-    def load_cells(self, slot: int, cells: Sequence[HostCells]) -> CellCopy:
+    def load_cells(self, slot: int, cells: Sequence[HostCells], *, lend: bool = False) -> CellCopy:
         edges = [0, *(part.stop for part in cells)]
         self._expect([part.start for part in cells] == edges[:-1], slot, "was given cells with gaps")
         self._expect(edges[-1] <= self._context, slot, f"has no room for {edges[-1]} cells")
         self._claim(slot)
+        if lend and cells and self._may_lend(slot, edges[-1]):
+            self._lent[slot] = LentCells(self._arenas, slot, cells, None)
+            return Ended()
         pairs = (
             pair
             for part in cells
@@ -156,6 +171,7 @@ class ModelRunner:
 
     def save_cells(self, slot: int, start: int, stop: int) -> tuple[HostCells, CellCopy]:
         self._expect(0 <= start < stop <= self._length[slot], slot, f"holds no cells [{start}, {stop})")
+        self._settle(slot)
         host, copy = self._lanes.park(self._arenas.span(slot, start, stop))
         return HostCells(start, stop, host), copy
 
@@ -167,10 +183,28 @@ class ModelRunner:
         """Empty a slot before a copy writes to it: a copy is whole or it did not happen (S4)."""
         self._expect(slot not in self._joined, slot, "is joined")
         self._forget(slot)
+        self._before_writing(slot, 0)
 
     def _forget(self, slot: int) -> None:
         self._length[slot] = self._state_at[slot] = 0
         self._loaded[slot] = None
+        self._lent.pop(slot, None)
+
+    def _may_lend(self, slot: int, stop: int) -> bool:
+        """Whether all layers pass lent cells on, in memory that `slot` has used before."""
+        return self._lends and stop <= self._memory.reaches(slot)
+
+    def _settle(self, slot: int) -> None:
+        """Copy what is still lent to `slot`."""
+        lent = self._lent.pop(slot, None)
+        while lent is not None and lent.advance():
+            pass
+
+    def _before_writing(self, slot: int, start: int) -> None:
+        """Copy what is lent from cells of `slot` from `start` on."""
+        for other, lent in list(self._lent.items()):
+            if lent.lender == slot and lent.stop > start:
+                self._settle(other)
 
     def read(self, chunk: Chunk, between: Callable[[], None] | None = None) -> ReadResult:
         slot, start = chunk.slot, chunk.start
@@ -185,18 +219,24 @@ class ModelRunner:
             torch.arange(start, start + n) if chunk.positions is None else torch.tensor(chunk.positions)
         )
         self._give_memory(slot, start + n)
+        self._before_writing(slot, start)
         self._state_at[slot] = _TORN
         logits = self._model(
             self._reading,
-            Reading(slot, start, n, between),
+            Reading(slot, start, n, between, self._lent.get(slot)),
             tokens.to(device)[None],
             positions.to(device)[None],
             every=chunk.want_logits == "all",
         )
+        self._settle(slot)
         self._length[slot] = self._state_at[slot] = start + n
         return ReadResult(None if chunk.want_logits == "none" else logits[0])
 
     def foresee(self) -> bool:
+        for slot, lent in self._lent.items():
+            if not lent.advance():
+                del self._lent[slot]
+            return True
         used = sum(length > 0 for length in self._length)
         wanted = self._memory.wanted(used) if self._model.device.type == "cpu" else None
         if wanted is None:
@@ -220,6 +260,7 @@ class ModelRunner:
 
     def join(self, slot: int) -> None:
         self._expect(slot not in self._joined, slot, "is joined already")
+        self._settle(slot)
         self._arenas.join(slot)
         self._joined.add(slot)
 
@@ -247,6 +288,7 @@ class ModelRunner:
             self._expect(row.length == self._length[row.slot], row.slot, f"has not {row.length} cells")
             self._expect(row.length < self._context, row.slot, "is full")
             self._expect(row.length == self._state_at[row.slot], row.slot, "has lost its running state")
+            self._before_writing(row.slot, row.length)
         if self._exact == "full" and not self._row_exact:
             return torch.cat([self._decode([row], row.slot, row.slot + 1) for row in rows])
         if self._exact == "full":
@@ -261,6 +303,7 @@ class ModelRunner:
             self._state_at[slot] = self._length[slot]
 
     def digest(self, slot: int) -> Digest:
+        self._settle(slot)
         return digest_slot(self._arenas, slot, self._length[slot], slot in self._joined)
 
     def _decode(self, rows: Sequence[Row], first: int, end: int) -> torch.Tensor:

@@ -113,13 +113,19 @@ class SlotCache(Cache):
         self._layer = None
 
     def entered(self, layer: int) -> Call:
-        """Return the call, for the cells or states of `layer`; what is to be done between two layers is done
-        first."""
+        """Return the call, for the cells or states of `layer`, which are all there; what is to be done
+        between two layers is done first."""
+        self.come_to(layer)
+        if isinstance(self.call, Reading) and self.call.lent is not None:
+            self.call.lent.settle(layer)
+        return self.call
+
+    def come_to(self, layer: int) -> None:
+        """Do what is to be done between two layers; cells that are lent to `layer` stay where they lie."""
         if layer != self._layer:
             self._layer = layer
             if isinstance(self.call, Reading) and self.call.between is not None:
                 self.call.between()
-        return self.call
 
     def update(
         self,

@@ -19,7 +19,8 @@ class Fill:
     """Make `slot` hold the first `position` cells of `source` with the running state there (R4, S4).
 
     source: another slot, host cells contiguous from 0, or None where the slot's own cells reach there. done:
-    gets None, or the error; then the slot is empty, or as it was where the fill was refused.
+    gets None, or the error; then the slot is empty, or as it was where the fill was refused. lend: the slot
+    reads a chunk next, so that cells may be lent to it until then.
     """
 
     generation: int
@@ -28,6 +29,7 @@ class Fill:
     source: int | Sequence[HostCells] | None
     state: Snapshot | None
     done: Callable[[object], None]
+    lend: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +79,9 @@ class Transfers:
         def begin() -> list[CellCopy]:
             copies: list[CellCopy] = []
             if isinstance(fill.source, int):
-                copies.append(runner.copy_cells(fill.source, slot, fill.position))
+                copies.append(runner.copy_cells(fill.source, slot, fill.position, lend=fill.lend))
             elif fill.source is not None:
-                copies.append(runner.load_cells(slot, fill.source))
+                copies.append(runner.load_cells(slot, fill.source, lend=fill.lend))
             if fill.state is not None and runner.geometry.hybrid:
                 copies.append(runner.load_state(slot, fill.state))
             return copies

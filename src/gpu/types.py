@@ -247,12 +247,15 @@ class Runner(Protocol):
         """Begin to copy `state` into `slot`, which has none until it is mounted with this very state."""
         ...
 
-    def copy_cells(self, source: int, slot: int, stop: int) -> CellCopy:
-        """Begin to copy the cells [0, stop) of `source`, which may be joined, into `slot`."""
+    def copy_cells(self, source: int, slot: int, stop: int, *, lend: bool = False) -> CellCopy:
+        """Begin to copy the cells [0, stop) of `source`, which may be joined, into `slot`.
+
+        lend: `slot` reads a chunk next, so the copy may end at once and be made while that is read.
+        """
         ...
 
-    def load_cells(self, slot: int, cells: Sequence[HostCells]) -> CellCopy:
-        """Begin to copy host cells, contiguous from 0 on, into `slot`."""
+    def load_cells(self, slot: int, cells: Sequence[HostCells], *, lend: bool = False) -> CellCopy:
+        """Begin to copy host cells, contiguous from 0 on, into `slot`; lend: as for `copy_cells`."""
         ...
 
     def save_cells(self, slot: int, start: int, stop: int) -> tuple[HostCells, CellCopy]:

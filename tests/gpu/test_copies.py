@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from regrow.gpu import copies
-from regrow.gpu.copies import TURN_S, PieceCopy, pieces
+from regrow.gpu.copies import TURN_S, PieceCopy, batches, pieces
 from regrow.gpu.runner import ModelRunner
 from regrow.gpu.types import CellCopy, Chunk, HostCells, Snapshot
 from regrow.gpu.verify import differing_parts
@@ -23,6 +23,12 @@ ENDS = (37, 100)
 N = 131
 IDS, PLAN = prompt(N), plan_of(N, ENDS)
 MODELS = [pytest.param(f, d, id=f"{f}-{name}") for f in (ATTENTION, HYBRID) for name, d in DTYPES.items()]
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every piece is a batch of its own."""
+    monkeypatch.setattr(copies, "batches", lambda pieces, limit: ([piece] for piece in pieces))
 
 
 def straight(runner: ModelRunner, slot: int) -> Answer:
@@ -288,6 +294,14 @@ def test_a_long_span_has_more_pieces_not_longer_ones() -> None:
         piece.copy_(of)
     assert torch.equal(target, source)
     assert len(list(pieces([(target, source)], limit=1))) == 1000, "a cell at least"
+
+
+def test_pieces_go_together_up_to_a_limit() -> None:
+    tensors = pairs(7)
+    alone = (torch.zeros(1, 9, 1), torch.zeros(1, 9, 1))
+    batched = list(batches([*tensors[:5], alone, *tensors[5:]], limit=25))
+    assert batched == [tensors[:2], tensors[2:4], tensors[4:5], [alone], tensors[5:]]
+    assert list(batches([], limit=25)) == []
 
 
 def test_a_copy_with_all_the_time_pauses_now_and_then_to_look_for_work(

@@ -337,7 +337,7 @@ class Breaking:
 class BreakingRunner(FakeRunner):
     """Copies between slots fail in their middle."""
 
-    def copy_cells(self, source: int, slot: int, stop: int) -> FakeCopy:
+    def copy_cells(self, source: int, slot: int, stop: int, *, lend: bool = False) -> FakeCopy:
         return Breaking(super().copy_cells(source, slot, stop), pieces=2)  # type: ignore[return-value]
 
 

@@ -205,7 +205,7 @@ class FakeRunner:
         self._at_rest("mount", slot)
         return Taken(None)
 
-    def copy_cells(self, source: int, slot: int, stop: int) -> "FakeCopy":
+    def copy_cells(self, source: int, slot: int, stop: int, *, lend: bool = False) -> "FakeCopy":
         held = self._slots[source]
         if stop > held.length:
             raise ValueError(f"slot {source} holds {held.length} cells, not {stop}")
@@ -213,7 +213,7 @@ class FakeRunner:
         self._act("copy", source, slot, stop)
         return FakeCopy(self, held, 0, stop, into.hashes)
 
-    def load_cells(self, slot: int, cells: Sequence[HostCells]) -> "FakeCopy":
+    def load_cells(self, slot: int, cells: Sequence[HostCells], *, lend: bool = False) -> "FakeCopy":
         edges = [0, *(part.stop for part in cells)]
         self._require([part.start for part in cells] == edges[:-1], f"slot {slot} is given cells with gaps")
         into = self._claim("load", slot)

@@ -9,6 +9,7 @@ import ctypes
 import torch
 
 from regrow.gpu.fast import native
+from regrow.gpu.lent import LentLayer
 
 MAX_DIM = 256
 
@@ -27,14 +28,27 @@ def serves(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:
     )
 
 
+def native_lent(layer: LentLayer) -> native.Lent:
+    """Return what the native kernels are given of a layer, which the caller keeps alive."""
+    tensors = layer.keys, layer.values
+    cell_0 = (t.data_ptr() - layer.start * t.stride(1) * t.element_size() for t in tensors)
+    return native.Lent(*cell_0, *(t.stride()[:2] for t in tensors), layer.start, layer.stop)
+
+
 def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, runs: torch.Tensor, scale: float | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    runs: torch.Tensor,
+    scale: float | None,
+    lent: native.Lent | None = None,
 ) -> torch.Tensor:
     """Queries [batch, heads, n, dim] over keys [batch, kv_heads, cells, dim]; returns [batch, heads, n,
     value_dim], which lies as [batch, n, heads, value_dim].
 
     runs: int32 [2, batch, n], side by side; a query sees the cells [runs[0], runs[1]). Where runs[1] is 0 it
-    sees none, and its result is zero. Raises ValueError where the shapes do not fit each other.
+    sees none, and its result is zero. lent: cells of a batch of one that all its queries see; they are in key
+    and value afterwards. Raises ValueError where any of these do not fit each other.
     """
     batch, heads, n, dim = query.shape
     kv_heads, cells, value_dim = value.shape[1:]
@@ -50,6 +64,7 @@ def attend(
         (ctypes.c_int32 * 7)(batch, n, heads, kv_heads, dim, value_dim, cells),
         dim**-0.5 if scale is None else scale,
         query.dtype == torch.bfloat16,
+        None if lent is None else ctypes.addressof(lent),
     ):
         shapes = (tuple(x.shape) for x in (query, key, value, runs))
         raise ValueError("queries {}, keys {}, values {} and runs {} do not fit".format(*shapes))

@@ -20,8 +20,10 @@ from transformers import PreTrainedModel
 from regrow.gpu.arena import Arenas
 from regrow.gpu.call import Decoding
 from regrow.gpu.fast import native
+from regrow.gpu.fast.attention import native_lent
 from regrow.gpu.fast.linear import FEW, Kin, NativeProduct
 from regrow.gpu.lazy_mask import LazyMask
+from regrow.gpu.lent import LentCells, LentLayer
 from regrow.gpu.slot_cache import SlotCache
 
 _PAST = 9  # cells of the trial
@@ -51,6 +53,7 @@ class _Cells(ctypes.Structure):
         ("values", ctypes.c_void_p),
         ("key_strides", _Strides),
         ("value_strides", _Strides),
+        ("lent", native.Lent),
     )
 
 
@@ -141,6 +144,12 @@ class NativeLayers:
             cells.key_strides[:], cells.value_strides[:] = keys.stride()[:3], values.stride()[:3]
         self._call.context = arenas[0][0].shape[2]
 
+    def lend(self, layers: Sequence[LentLayer | None]) -> None:
+        """Let the next call, of one slot, take what each layer is lent, and put it into the arenas."""
+        for cells, layer in zip(self._cells, layers, strict=True):
+            if layer is not None:
+                cells.lent = native_lent(layer)
+
     def __call__(
         self,
         hidden: torch.Tensor,
@@ -159,7 +168,10 @@ class NativeLayers:
         call.cells, call.runs = cells.data_ptr(), runs.data_ptr()
         call.first, (call.slots, call.tokens) = first, hidden.shape[:2]
         call.is_bf16 = hidden.dtype == torch.bfloat16
-        if self._library.regrow_layers(self._pointers, self._cells, len(self._layers), self._at):
+        refused = self._library.regrow_layers(self._pointers, self._cells, len(self._layers), self._at)
+        for layer in self._cells:
+            layer.lent.stop = 0
+        if refused:
             raise ValueError("a token sees cells that its arena does not have")
         return out
 
@@ -191,7 +203,17 @@ class _Run:
             call.intact += len(self)
         else:
             first, cells = call.slot, torch.arange(call.start, call.end)
+            if call.lent is not None:
+                self._take(call.lent, runs)
         return self._layers(hidden, *embeddings, first, cells, runs)
+
+    def _take(self, lent: LentCells, runs: torch.Tensor) -> None:
+        """Take what is lent to these layers, where every token sees all of it."""
+        if runs[0].any():
+            for index in self._indices:
+                lent.settle(index)
+        else:
+            self._layers.lend([lent.take(index) for index in self._indices])
 
 
 class NativeOrStock:
@@ -201,7 +223,8 @@ class NativeOrStock:
     """
 
     def __init__(self, stock: Any, layer: NativeLayer, index: int) -> None:
-        self._stock, self._layer, self._index = stock, layer, index
+        self._stock, self._layer, self.index = stock, layer, index
+        self.takes_many = layer.takes_many
         self._alone = self._run = _Run({index: layer})
         self._head = self
         self._ran: tuple[Any, ...] = ()  # the call, the mask and the result of the run's last computation
@@ -209,7 +232,7 @@ class NativeOrStock:
     @classmethod
     def join(cls, members: Sequence["NativeOrStock"]) -> None:
         """Let these be computed in one call."""
-        members[0]._run = _Run({member._index: member._layer for member in members})
+        members[0]._run = _Run({member.index: member._layer for member in members})
         for member in members:
             member._head = members[0]
 
@@ -227,9 +250,9 @@ class NativeOrStock:
         else:
             runs = self._chunk_runs(hidden_states, mask)
             together = head is self and call.between is None
-        if runs is None or (self._index, "k") not in cache.arenas.cells:  # which probing has yet to find
+        if runs is None or (self.index, "k") not in cache.arenas.cells:  # which probing has yet to find
             return self._stock(hidden_states, **kwargs)
-        cache.entered(self._index)
+        cache.come_to(self.index)
         run = self._run if together else self._alone
         out = run(hidden_states, kwargs["position_embeddings"], cache, runs)
         self._ran = (call, mask, out) if together else ()
@@ -241,6 +264,12 @@ class NativeOrStock:
         if hidden.dtype != torch.bfloat16 or not (few or self._layer.takes_many):
             return None
         return mask.chunk_runs()
+
+
+def reading_layers(model: PreTrainedModel) -> set[int]:
+    """Return the layers that take chunks of any length natively."""
+    forwards = (getattr(m, "forward", None) for m in model.modules())
+    return {f.index for f in forwards if isinstance(f, NativeOrStock) and f.takes_many}
 
 
 def _step_runs(call: Decoding, mask: LazyMask) -> torch.Tensor | None:

@@ -28,8 +28,8 @@ _SIGNATURES: dict[str, list[Any]] = {
     "regrow_norm": [_POINTER] * 3 + [ctypes.c_int64] + [_INT] * 2,
     "regrow_quantize": [_POINTER] + [_INT] * 4 + [_POINTER] * 3,
     "regrow_tile": [_POINTER] * 3 + [_INT] * 3 + [_POINTER],
-    "regrow_copy": [_POINTER] * 2 + [ctypes.c_int64] * 2 + [_INT, ctypes.c_int64],
-    "regrow_attention": [_POINTER] * 7 + [_FLOAT, _INT],
+    "regrow_copy": [_POINTER, _INT],
+    "regrow_attention": [_POINTER] * 7 + [_FLOAT, _INT, _POINTER],
 }
 
 
@@ -42,6 +42,19 @@ class Product(ctypes.Structure):
         ("bits", ctypes.c_int32),
         ("inputs", ctypes.c_int32),
         ("outputs", ctypes.c_int32),
+    )
+
+
+class Lent(ctypes.Structure):
+    """Cells of a layer that lie elsewhere, as `native/attention.h` takes them."""
+
+    _fields_ = (
+        ("keys", _POINTER),
+        ("values", _POINTER),
+        ("key_strides", ctypes.c_int64 * 2),
+        ("value_strides", ctypes.c_int64 * 2),
+        ("start", ctypes.c_int32),
+        ("stop", ctypes.c_int32),
     )
 
 

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from regrow.gpu.fast import native
-from regrow.gpu.fast.attention import attend, serves
+from regrow.gpu.fast.attention import attend, native_lent, serves
+from regrow.gpu.lent import LentLayer
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason=native.state())
 DTYPES = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
@@ -169,3 +170,36 @@ def test_shapes_that_do_not_fit_are_refused_before_anything_is_read() -> None:
     ):
         with pytest.raises(ValueError, match="do not fit"):
             attend(*wrong, None)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("dim", [64, 80])  # 80: of no whole tiles, and cells that no cache line begins with
+@pytest.mark.parametrize("n", [1, 5, 200])
+@pytest.mark.parametrize(
+    ("start", "stop"), [(0, 128), (0, 900), (40, 100), (40, 300), (130, 1500), (256, 384)]
+)
+def test_attention_reads_lent_cells_where_they_lie_and_puts_them_where_they_belong(
+    dtype: torch.dtype, dim: int, n: int, start: int, stop: int
+) -> None:
+    past, heads, kv_heads = 1500, 6, 2
+    query = torch.randn(1, heads, n, dim).to(dtype)
+    wanted = [torch.randn(1, kv_heads, past + n + 3, dim).to(dtype) for _ in range(2)]
+    cells = [arena.clone() for arena in wanted]
+    given = [arena[0, :, start:stop].clone() for arena in wanted]
+    for arena in cells:
+        arena[0, :, start:stop] = float("nan")
+    end = torch.arange(past + 1, past + n + 1)
+    runs = torch.stack([torch.zeros_like(end), end]).int()[:, None]
+    straight = attend(query, *wanted, runs, None)
+    lent = attend(query, *cells, runs, None, native_lent(LentLayer(start, stop, *given)))
+    assert torch.equal(lent, straight)
+    for found, kept in zip(cells, wanted, strict=True):
+        assert torch.equal(found, kept)
+
+
+def test_cells_that_not_every_query_sees_cannot_be_lent() -> None:
+    query, cells = torch.randn(1, 2, 2, 16), torch.randn(1, 2, 200, 16)
+    lent = native_lent(LentLayer(0, 150, cells[0], cells[0]))
+    for first, end in ([0, 1], [200, 200]), ([0, 0], [200, 149]):
+        with pytest.raises(ValueError, match="do not fit"):
+            attend(query, cells, cells, torch.tensor([[first], [end]], dtype=torch.int32), None, lent)

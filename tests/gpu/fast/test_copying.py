@@ -23,17 +23,26 @@ def test_cells_anywhere_are_copied_and_nothing_beside_them(
     target = torch.zeros(heads, cells + 11, dim, dtype=dtype)
     wanted = target.clone()
     wanted[:, at : at + cells] = source[:, source_at : source_at + cells]
-    copy_cells(target[:, at : at + cells], source[:, source_at : source_at + cells])
+    copy_cells([(target[:, at : at + cells], source[:, source_at : source_at + cells])])
     assert torch.equal(target, wanted)
 
 
-@pytest.mark.parametrize("bytes_", [64 * 1024 - 1, 64 * 1024, 64 * 1024 + 1, 5 * 64 * 1024 + 3])
+@pytest.mark.parametrize("bytes_", [64 * 1024 - 1, 64 * 1024, 64 * 1024 + 1, 9 * 64 * 1024 + 3])
 def test_long_rows_are_shared_by_the_threads(bytes_: int) -> None:
     source = torch.randint(0, 255, (3, bytes_, 1), dtype=torch.uint8)
     target = torch.zeros(3, bytes_ + 1, 1, dtype=torch.uint8)
-    copy_cells(target[:, 1:], source)
+    copy_cells([(target[:, 1:], source)])
     assert torch.equal(target[:, 1:], source)
     assert not target[:, 0].any()
+
+
+@given(st.lists(st.tuples(st.sampled_from(DTYPES), *[st.integers(0, 40)] * 3), max_size=8))
+def test_many_are_copied_in_one_call(shapes: list[tuple[torch.dtype, int, int, int]]) -> None:
+    sources = [torch.randint(1, 200, shape).to(dtype) for dtype, *shape in shapes]
+    targets = [torch.zeros_like(source) for source in sources]
+    copy_cells(list(zip(targets, sources, strict=True)))
+    for target, source in zip(targets, sources, strict=True):
+        assert torch.equal(target, source)
 
 
 @pytest.mark.parametrize("how", ["turned", "of another dtype", "without the kernels"])
@@ -49,5 +58,5 @@ def test_what_the_kernel_does_not_take_is_copied_all_the_same(
             target = target.double()
         case _:
             monkeypatch.setattr(native, "library", lambda: None)
-    copy_cells(target, source)
+    copy_cells([(target, source)])
     assert torch.equal(target.float(), source)

@@ -10,6 +10,7 @@
 
 #include "attention_plain.h"
 #include "attention_tiles.h"
+#include "copy.h"
 
 namespace regrow {
 namespace {
@@ -27,6 +28,7 @@ struct Call {
   void* out;
   const std::int32_t *first, *end;  // [batch, n]; end 0: sees nothing
   Strides q_at, k_at, v_at;
+  const Lent* lent;  // to the only row there is; k and v are where they belong then
   int batch, n, heads, kv_heads, dim, value_dim, cells;
   float scale;
 
@@ -39,7 +41,9 @@ struct Call {
   bool served() const {
     for (std::ptrdiff_t i = 0; i < std::ptrdiff_t(batch) * n; i++) {
       if (first[i] < 0 || end[i] > cells) return false;
+      if (lent && (first[i] > 0 || end[i] < lent->stop)) return false;
     }
+    if (lent && batch != 1) return false;
     return dim <= MAX_DIM && value_dim <= MAX_DIM && heads % kv_heads == 0;
   }
 };
@@ -86,22 +90,50 @@ inline void in_chains(int cells, const Run& run) {
   for (; c < cells; c++) run(c, 0);
 }
 
+// The cells of one head.
+template <class T>
+struct Run {
+  T* first;
+  std::ptrdiff_t step;
+
+  Run(const void* base, std::ptrdiff_t head, std::ptrdiff_t step)
+      : first(static_cast<T*>(const_cast<void*>(base)) + head), step(step) {}
+  Run(const void* base, const std::int64_t* strides, int head) : Run(base, head * strides[0], strides[1]) {}
+
+  T* at(int cell) const { return first + cell * step; }
+  void copy(const Run& to, int cell, int cells, int dim) const {
+    const bool whole = step == dim && to.step == dim;
+    for (int c = cell; c < cell + cells; c += whole ? cells : 1) {
+      copy_past_caches(reinterpret_cast<char*>(to.at(c)), reinterpret_cast<const char*>(at(c)),
+                       sizeof(T) * dim * (whole ? cells : 1));
+    }
+  }
+};
+
 template <class Form>
 class Attention {
   using T = typename Form::Element;
 
  public:
-  // Attends over the cells [lo, hi) and leaves sums in the form, largest scores and sums of weights here.
+  // Attends over the cells [lo, hi) and leaves sums in the form, largest scores and sums of weights here. The first
+  // rows put what is lent where it belongs.
   template <int TILES>
   void attend(const Call& call, const Rows& rows, int lo, int hi) {
     constexpr int WIDTH = TILES * LANES;
     begin(call, rows);
-    const T* k = static_cast<const T*>(call.k) + rows.batch * call.k_at.batch + rows.head * call.k_at.head;
-    const T* v = static_cast<const T*>(call.v) + rows.batch * call.v_at.batch + rows.head * call.v_at.head;
+    const Run<T> k(call.k, rows.batch * call.k_at.batch + rows.head * call.k_at.head, call.k_at.token);
+    const Run<T> v(call.v, rows.batch * call.v_at.batch + rows.head * call.v_at.head, call.v_at.token);
     const int parts = (rows.count + WIDTH - 1) / WIDTH;
     for (int cell = lo; cell < hi; cell += BLOCK) {
       const int cells = std::min(BLOCK, hi - cell);
-      form.take(k + cell * call.k_at.token, call.k_at.token, v + cell * call.v_at.token, call.v_at.token, cells);
+      const bool lent = call.lent && call.lent->has(cell);
+      const Run<T> from_k = lent ? Run<T>(call.lent->keys, call.lent->key_strides, rows.head) : k;
+      const Run<T> from_v = lent ? Run<T>(call.lent->values, call.lent->value_strides, rows.head) : v;
+      form.take(from_k.at(cell), from_k.step, from_v.at(cell), from_v.step, cells);
+      if (lent && rows.first_row == 0) {
+        from_k.copy(k, cell, cells, call.dim);
+        from_v.copy(v, cell, cells, call.value_dim);
+      }
       for (int part = 0; part < parts; part++) {
         const std::int32_t *first = first_ + part * WIDTH, *end = end_ + part * WIDTH;
         const int count = std::min(WIDTH, rows.count - part * WIDTH);
@@ -221,9 +253,25 @@ void merge(const Call& call, const Rows& rows, const float* kept, std::ptrdiff_t
   }
 }
 
+// Puts what is lent in less than a block where it belongs.
+template <class T>
+void fetch_edges(const Call& call) {
+  const Lent& lent = *call.lent;
+  const int first = std::min(lent.first_cell(), lent.stop), end = std::max(lent.end_cell(), first);
+  for (int head = 0; head < call.kv_heads; head++) {
+    const Run<T> k(call.k, head * call.k_at.head, call.k_at.token), v(call.v, head * call.v_at.head, call.v_at.token);
+    const Run<T> from_k(lent.keys, lent.key_strides, head), from_v(lent.values, lent.value_strides, head);
+    from_k.copy(k, lent.start, first - lent.start, call.dim);
+    from_v.copy(v, lent.start, first - lent.start, call.value_dim);
+    from_k.copy(k, end, lent.stop - end, call.dim);
+    from_v.copy(v, end, lent.stop - end, call.value_dim);
+  }
+}
+
 template <class Form>
 void run(const Call& call) {
   using T = typename Form::Element;
+  if (call.lent) fetch_edges<T>(call);
   static thread_local std::vector<float> scratch;
   const int blocks = call.batch * call.blocks() * call.kv_heads;
   int most = 1;  // pieces of any block
@@ -276,13 +324,14 @@ void run(const Call& call) {
 // q [batch, heads, n, dim], k [batch, kv_heads, cells, dim], v [batch, kv_heads, cells, value_dim], bfloat16 or float32,
 // with strides in elements for batch, head and token or cell, dims side by side; runs int32 [2, batch, n]: query i sees
 // the cells [runs[0], runs[1]). shape: batch, n, heads, kv_heads, dim, value_dim, cells.
-// out [batch, n, heads, value_dim]. Returns 1 where it does nothing: runs leave the
-// cells, heads do not divide or are too large.
+// out [batch, n, heads, value_dim]. lent: null, or cells of the one row there is, which all its queries see; they are
+// in k and v afterwards. Returns 1 where it does nothing: runs leave the cells, heads do not divide or are too large.
 REGROW_API int regrow_attention(const void* q, const void* k, const void* v, void* out, const std::int32_t* runs,
-                                const std::int64_t* strides, const std::int32_t* shape, float scale, int is_bf16) {
+                                const std::int64_t* strides, const std::int32_t* shape, float scale, int is_bf16,
+                                const regrow::Lent* lent) {
   using namespace regrow;
   Call call{};
-  call.q = q, call.k = k, call.v = v, call.out = out, call.scale = scale;
+  call.q = q, call.k = k, call.v = v, call.out = out, call.scale = scale, call.lent = lent;
   call.q_at = {strides[0], strides[1], strides[2]};
   call.k_at = {strides[3], strides[4], strides[5]};
   call.v_at = {strides[6], strides[7], strides[8]};

@@ -28,4 +28,17 @@ constexpr int MAX_DIM = 256;
 
 inline int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
+// Cells [start, stop) of a layer of one slot that lie elsewhere: `keys` and `values` are where the cell 0 of head 0 would
+// be, with strides in elements for head and cell. None of them where stop is 0. As in layer.py.
+struct Lent {
+  const void *keys, *values;
+  std::int64_t key_strides[2], value_strides[2];
+  std::int32_t start, stop;
+
+  // Blocks that are lent as a whole.
+  int first_cell() const { return round_up(start, BLOCK); }
+  int end_cell() const { return stop / BLOCK * BLOCK; }
+  bool has(int cell) const { return first_cell() <= cell && cell < end_cell(); }
+};
+
 }  // namespace regrow

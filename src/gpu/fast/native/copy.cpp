@@ -1,46 +1,43 @@
-// Copies of cells past the caches: nobody reads them again soon, and a line that is only written need not be read.
-#include <algorithm>
+// Copies of cells by all threads.
+#include "copy.h"
+
+#include <vector>
 
 #include "common.h"
 
-#if defined(__AVX512F__)
-#include <immintrin.h>
-#endif
-
 namespace regrow {
-namespace {
 
-constexpr std::int64_t BLOCK = 64 * 1024;  // bytes, of one thread
+// `rows` rows of `size` bytes, whose beginnings are so many bytes apart. As in copying.py.
+struct Copy {
+  char* to;
+  const char* from;
+  std::int64_t to_stride, from_stride, rows, size;
+};
 
-#if defined(__AVX512F__)
-constexpr std::int64_t LINE = 64, AHEAD = 32 * LINE;
-
-void copy(char* to, const char* from, std::int64_t size) {
-  const std::int64_t head = std::min<std::int64_t>(-reinterpret_cast<std::intptr_t>(to) & (LINE - 1), size);
-  std::memcpy(to, from, head);
-  std::int64_t i = head;
-  for (; i + LINE <= size; i += LINE) {
-    _mm_prefetch(from + i + AHEAD, _MM_HINT_T0);
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to + i), _mm512_loadu_si512(from + i));
-  }
-  std::memcpy(to + i, from + i, size - i);
-  _mm_sfence();
-}
-#else
-void copy(char* to, const char* from, std::int64_t size) { std::memcpy(to, from, size); }
-#endif
-
-}  // namespace
 }  // namespace regrow
 
-// Copies `rows` rows of `size` bytes; their beginnings are so many bytes apart.
-REGROW_API void regrow_copy(char* to, const char* from, std::int64_t to_stride, std::int64_t from_stride, int rows,
-                            std::int64_t size) {
-  using regrow::BLOCK;
-  const std::int64_t blocks = (size + BLOCK - 1) / BLOCK;
-#pragma omp parallel for schedule(static) if (rows * size > BLOCK)
-  for (std::int64_t i = 0; i < rows * blocks; i++) {
-    const std::int64_t row = i / blocks, at = i % blocks * BLOCK;
-    regrow::copy(to + row * to_stride + at, from + row * from_stride + at, std::min(BLOCK, size - at));
+REGROW_API void regrow_copy(const regrow::Copy* copies, int count) {
+  constexpr std::int64_t BLOCK = 64 * 1024;      // bytes, of one thread
+  constexpr std::int64_t SMALL = 3 * 512 * 1024;  // bytes, copied sooner than a thread that sleeps is there
+  struct Block {
+    char* to;
+    const char* from;
+    std::int64_t size;
+  };
+  static thread_local std::vector<Block> blocks;
+  blocks.clear();
+  std::int64_t all = 0;
+  for (const auto* copy = copies; copy < copies + count; copy++) {
+    all += copy->rows * copy->size;
+    for (std::int64_t row = 0; row < copy->rows; row++) {
+      for (std::int64_t at = 0; at < copy->size; at += BLOCK) {
+        blocks.push_back({copy->to + row * copy->to_stride + at, copy->from + row * copy->from_stride + at,
+                          std::min(BLOCK, copy->size - at)});
+      }
+    }
   }
+  const Block* const first = blocks.data();
+  const std::int64_t number = blocks.size();
+#pragma omp parallel for schedule(static) if (all > SMALL)
+  for (std::int64_t i = 0; i < number; i++) regrow::copy_past_caches(first[i].to, first[i].from, first[i].size);
 }

@@ -7,11 +7,12 @@
 #include <type_traits>
 #include <vector>
 
+#include "attention.h"
 #include "linear.h"
 #include "norm.h"
 
 REGROW_API int regrow_attention(const void*, const void*, const void*, void*, const std::int32_t*, const std::int64_t*,
-                                const std::int32_t*, float, int);
+                                const std::int32_t*, float, int, const regrow::Lent*);
 
 namespace regrow {
 
@@ -23,10 +24,11 @@ struct Layer {
   float scale;
 };
 
-// A layer's arenas [slots, kv_heads, cells, dim], with strides in elements.
+// A layer's arenas [slots, kv_heads, cells, dim], with strides in elements, and what is lent to the only row there is.
 struct Cells {
   void *keys, *values;
   std::int64_t key_strides[3], value_strides[3];  // slot, head, cell
+  Lent lent;
 };
 
 // hidden [slots, tokens, size] in and out, which may be one, cos and sin [slots, tokens, rotary]; cells int64 [slots,
@@ -130,7 +132,8 @@ int run(const Layer& layer, const Cells& cells, const Call& call, const void* gi
                                    cells.key_strides[0], cells.key_strides[1], cells.key_strides[2],
                                    cells.value_strides[0], cells.value_strides[1], cells.value_strides[2]};
   const std::int32_t shape[7] = {call.slots, call.tokens, layer.heads, layer.kv_heads, dim, dim, call.context};
-  if (regrow_attention(qkv, keys, values, seen, call.runs, strides, shape, layer.scale, call.is_bf16)) {
+  if (regrow_attention(qkv, keys, values, seen, call.runs, strides, shape, layer.scale, call.is_bf16,
+                       cells.lent.stop ? &cells.lent : nullptr)) {
     return 1;
   }
   product(layer.out, seen, normed, rows);
