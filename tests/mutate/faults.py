@@ -290,6 +290,20 @@ FAULTS = (
         "tests/gpu/test_transfers.py",
     ),
     Fault(
+        "lent cells are overwritten by the slot they lie in",
+        "gpu/runner.py",
+        "        self._before_writing(slot, start)\n",
+        "",
+        "tests/gpu/test_lent.py",
+    ),
+    Fault(
+        "what was lent for one chunk is taken as lent for the next",
+        "gpu/fast/layer.py",
+        "            layer.lent.stop = 0\n",
+        "            pass\n",
+        "tests/gpu/test_lent.py",
+    ),
+    Fault(
         "a copy ends one tensor early",
         "gpu/transfers.py",
         "        del copying.copies[0]\n        if not copying.copies:",
