@@ -110,7 +110,8 @@ async def mount(
     """Make the slot hold the first `admit.resume` keys of the prompt; give what the device says, and the
     bytes that were copied.
 
-    What the source has is kept until the end of the block, by when the slot holds what it needs of it (S8).
+    What the source has is kept until the end of the block, by when the slot holds what it needs of it, or the
+    device does (S8).
     Raises SourceGone where the source is not what it was taken for: nothing was touched. Raises DeviceFailed.
     """
     position, holder, here = admit.resume, admit.holder, HolderId("slot", slot)

@@ -35,6 +35,18 @@ def test_the_prompt_of_several_answers_is_read_once(
     in_house(scenario, seeds=range(2), slots=slots, hybrid=hybrid)
 
 
+def test_a_fork_that_reads_nothing_is_lent_no_cells_and_a_chat_that_reads_next_is() -> None:
+    async def scenario(house: House) -> None:
+        runs = [await house.submit(request) for request in forks(chat("hi"), N)]
+        await asyncio.gather(*(house.ended(run) for run in runs))
+        assert house.runner.lends == [False] * (N - 1)
+        answer = await house.ask(chat("something else"))
+        assert answer.reused
+        assert house.runner.lends == [False] * (N - 1) + [True]
+
+    in_house(scenario, seeds=range(2), slots=4)
+
+
 def test_what_forks_leave_does_not_change_what_later_prompts_reuse() -> None:
     async def scenario(house: House) -> None:
         requests = forks(chat("hi"), N)

@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache
 
 from regrow.gpu.runner import ModelRunner
-from regrow.gpu.types import Chunk, Digest, Row, Snapshot
+from regrow.gpu.types import CellCopy, Chunk, Digest, Row, Snapshot
 from regrow.models import random_configs
 from regrow.models.random_models import build_random
 from regrow.policy.keys import Keys, as_keys
@@ -58,6 +58,16 @@ def poison(runner: ModelRunner) -> None:
     for arena in (*arenas.cells.values(), *arenas.rest.values()):
         if not arena.is_floating_point():
             arena.fill_(2**40)
+
+
+def finish(copy: CellCopy, between: Callable[[], object] = lambda: None) -> int:
+    """Copy piece by piece; return how many there were."""
+    count = 1
+    while not copy.advance(0.0):
+        between()
+        count += 1
+    assert copy.ended
+    return count
 
 
 def short_of_the_last(plan: ReadPlan, start: int = 0) -> list[tuple[int, int]]:

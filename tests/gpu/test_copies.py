@@ -13,10 +13,10 @@ import torch
 from regrow.gpu import copies
 from regrow.gpu.copies import TURN_S, PieceCopy, batches, pieces
 from regrow.gpu.runner import ModelRunner
-from regrow.gpu.types import CellCopy, Chunk, HostCells, Snapshot
+from regrow.gpu.types import Chunk, HostCells, Snapshot
 from regrow.gpu.verify import differing_parts
 from regrow.policy.keys import Keys, as_keys
-from tests.gpu.drive import DTYPES, Answer, answer, fresh_runner, plan_of, poison, prompt, read, row
+from tests.gpu.drive import DTYPES, Answer, answer, finish, fresh_runner, plan_of, poison, prompt, read, row
 
 HYBRID, ATTENTION = "qwen3_5", "llama"
 ENDS = (37, 100)
@@ -38,15 +38,6 @@ def straight(runner: ModelRunner, slot: int) -> Answer:
     runner.reset()
     poison(runner)
     return wanted
-
-
-def finish(copy: CellCopy, between: Callable[[], object] = lambda: None) -> int:
-    """Copy piece by piece; return how many there were."""
-    count = 1
-    while not copy.advance(0.0):
-        between()
-        count += 1
-    return count
 
 
 def save(runner: ModelRunner, slot: int, *edges: int) -> list[HostCells]:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from regrow.gpu.copies import Ended
 from regrow.gpu.fast.prepare import prepare
 from regrow.gpu.runner import ModelRunner
-from regrow.gpu.types import Chunk, HostCells
+from regrow.gpu.types import CellCopy, Chunk, HostCells
 from regrow.models.random_models import build_random
-from tests.gpu.drive import SLOTS, fresh_runner, prompt, row
+from tests.gpu.drive import SLOTS, finish, fresh_runner, prompt, row
 
 CONTEXT = 700  # more than a few blocks of attention
 OPERATIONS = (
@@ -97,7 +97,7 @@ class Driven:
                 assert logits is not None
                 self.told.append(logits)
 
-    def mounted(self, slot: int, length: int, copy: object) -> None:
+    def mounted(self, slot: int, length: int, copy: CellCopy) -> None:
         self.lent += isinstance(copy, Ended)
         finish(copy)
         self.runner.filled(slot, length)
@@ -114,11 +114,6 @@ class Driven:
             self.told.append(self.runner.decode([row(self.runner, slot, 7) for slot in sorted(self.joined)]))
             for slot in self.joined:
                 self.runner.commit(slot, 1)
-
-
-def finish(copy: object) -> None:
-    while not copy.advance(1.0):  # type: ignore[attr-defined]
-        pass
 
 
 def outcome(

@@ -297,9 +297,16 @@ FAULTS = (
         "tests/gpu/test_lent.py",
     ),
     Fault(
+        "a slot that reads nothing is lent cells",
+        "actors/mounting.py",
+        "        reads = bool(admit.prepared.plan.chunks_from(position, wiring.exact))\n",
+        "        reads = True\n",
+        "tests/actors/test_forks.py",
+    ),
+    Fault(
         "what was lent for one chunk is taken as lent for the next",
         "gpu/fast/layer.py",
-        "            layer.lent.stop = 0\n",
+        "            kept.lent.stop = 0\n",
         "            pass\n",
         "tests/gpu/test_lent.py",
     ),

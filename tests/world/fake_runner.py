@@ -140,6 +140,7 @@ class FakeRunner:
         self.faults: dict[tuple[Operation, int], Exception | Hang] = {}
         self.nan_at: set[tuple[int, int]] = set()
         self.counts: Counter[Operation] = Counter()
+        self.lends: list[bool] = []  # of each fill
         self._vocab = vocab
         self._words = words or range(16, vocab)
         self._eos = eos
@@ -210,6 +211,7 @@ class FakeRunner:
         if stop > held.length:
             raise ValueError(f"slot {source} holds {held.length} cells, not {stop}")
         into = self._claim("copy", slot)
+        self.lends.append(lend)
         self._act("copy", source, slot, stop)
         return FakeCopy(self, held, 0, stop, into.hashes)
 
@@ -217,6 +219,7 @@ class FakeRunner:
         edges = [0, *(part.stop for part in cells)]
         self._require([part.start for part in cells] == edges[:-1], f"slot {slot} is given cells with gaps")
         into = self._claim("load", slot)
+        self.lends.append(lend)
         self._act("load", slot, edges[-1])
         source = _Slot(hashes=[h for part in cells for h in _hashes_in(part)], length=edges[-1])
         return FakeCopy(self, source, 0, edges[-1], into.hashes)

@@ -144,12 +144,6 @@ class NativeLayers:
             cells.key_strides[:], cells.value_strides[:] = keys.stride()[:3], values.stride()[:3]
         self._call.context = arenas[0][0].shape[2]
 
-    def lend(self, layers: Sequence[LentLayer | None]) -> None:
-        """Let the next call, of one slot, take what each layer is lent, and put it into the arenas."""
-        for cells, layer in zip(self._cells, layers, strict=True):
-            if layer is not None:
-                cells.lent = native_lent(layer)
-
     def __call__(
         self,
         hidden: torch.Tensor,
@@ -158,9 +152,11 @@ class NativeLayers:
         first: int,
         cells: torch.Tensor,
         runs: torch.Tensor,
+        lent: Sequence[LentLayer | None] = (),
     ) -> torch.Tensor:
         """Hidden states [slots, n, size], cos and sin [slots, n, rotary], slots from `first` on; cells int64
-        [slots, n]: where each token's own goes; runs int32 [2, slots, n]: what it sees."""
+        [slots, n]: where each token's own goes; runs int32 [2, slots, n]: what it sees. lent: what each layer
+        is lent, of the only slot there is; it is in the arenas afterwards."""
         hidden, cos, sin = hidden.contiguous(), cos.contiguous(), sin.contiguous()
         out, call = torch.empty_like(hidden), self._call
         call.hidden, call.out = hidden.data_ptr(), out.data_ptr()
@@ -168,9 +164,11 @@ class NativeLayers:
         call.cells, call.runs = cells.data_ptr(), runs.data_ptr()
         call.first, (call.slots, call.tokens) = first, hidden.shape[:2]
         call.is_bf16 = hidden.dtype == torch.bfloat16
+        for kept, layer in zip(self._cells, lent, strict=False):
+            kept.lent = native.Lent() if layer is None else native_lent(layer)
         refused = self._library.regrow_layers(self._pointers, self._cells, len(self._layers), self._at)
-        for layer in self._cells:
-            layer.lent.stop = 0
+        for kept, _ in zip(self._cells, lent, strict=False):
+            kept.lent.stop = 0
         if refused:
             raise ValueError("a token sees cells that its arena does not have")
         return out
@@ -194,6 +192,7 @@ class _Run:
         runs: torch.Tensor,
     ) -> torch.Tensor:
         call, arenas = cache.call, cache.arenas
+        lent: Sequence[LentLayer | None] = ()
         if self._arenas() is not arenas:
             self._layers.store_in([(arenas.cells[i, "k"], arenas.cells[i, "v"]) for i in self._indices])
             self._arenas = weakref.ref(arenas)
@@ -204,16 +203,16 @@ class _Run:
         else:
             first, cells = call.slot, torch.arange(call.start, call.end)
             if call.lent is not None:
-                self._take(call.lent, runs)
-        return self._layers(hidden, *embeddings, first, cells, runs)
+                lent = self._take(call.lent, runs)
+        return self._layers(hidden, *embeddings, first, cells, runs, lent)
 
-    def _take(self, lent: LentCells, runs: torch.Tensor) -> None:
-        """Take what is lent to these layers, where every token sees all of it."""
-        if runs[0].any():
-            for index in self._indices:
-                lent.settle(index)
-        else:
-            self._layers.lend([lent.take(index) for index in self._indices])
+    def _take(self, lent: LentCells, runs: torch.Tensor) -> Sequence[LentLayer | None]:
+        """Return what each layer is lent, where every token sees all of it; else have it copied."""
+        if not runs[0].any():
+            return [lent.take(index) for index in self._indices]
+        for index in self._indices:
+            lent.settle(index)
+        return ()
 
 
 class NativeOrStock:
