@@ -2,12 +2,13 @@
 
 A root of about 4,000 tokens is mounted from another slot, a conversation of that length parked, another one
 brought back from host memory, a prompt of that length read, with a checkpoint now and then and (for a model
-with running state) at every chunk. Of copies only the time until the slot is mounted counts, not the reading
-after it. Calm is the same streams just before
-and just after, with nothing beside them: they get longer, and slower, meanwhile.
+with running state) at every chunk. Calm is the same streams just before and just after, with nothing beside
+them: they get longer, and slower, meanwhile.
 
-`lost` is what the streams lost of their pace, over two seconds or as long as it took. A prompt that is read
-takes the streams' time by right: as much as `--decode-share` leaves it.
+`lost` is what the streams lost of their pace, over two seconds or as long as it took, against the mean of
+what was usual before and after. Of copies only the time until the slot is mounted counts, not the reading
+after it, with which the gap that the mount ended in goes on. A prompt that is read takes the streams' time by
+right: as much as `--decode-share` leaves it.
 """
 
 import asyncio
@@ -53,6 +54,11 @@ class Streams:
     def gaps(self, begin: float, end: float) -> list[float]:
         """The gaps of all streams that lie in this time, in part at least."""
         return [b - a for times in self.times for a, b in pairwise(times) if b > begin and a < end]
+
+    def waited(self, begin: float, end: float, usual: float) -> float:
+        """What the gaps of all streams took beyond what is usual, until `end`."""
+        gaps = [(a, b) for times in self.times for a, b in pairwise(times) if b > begin and a < end]
+        return sum(b - a - usual if b <= end else max(end - a - usual, 0.0) for a, b in gaps)
 
     @property
     def now(self) -> float:
@@ -103,18 +109,17 @@ class Gaps:
     async def add(self, engine: Engine, streams: Streams, request: GenerateRequest, part: Part) -> None:
         begin = streams.now
         await asyncio.sleep(CALM_S)
-        calm = streams.gaps(begin, streams.now)
+        before = streams.gaps(begin, streams.now)
         source, begin, end = await span_of(engine, request, part)
         self.sources.add(source)
-        await asyncio.sleep(2 * max(calm))  # the gap that it ended in ends
-        beside = streams.gaps(begin, end)
-        after = streams.now
+        await asyncio.sleep(2 * max(before))  # the gap that it ended in ends
+        now = streams.now
         await asyncio.sleep(CALM_S)
-        calm += streams.gaps(after, streams.now)
-        usual = statistics.median(calm)
-        waited = sum(gap - usual for gap in beside) / STREAMS
-        self.calm += calm
-        self.beside += beside
+        after = streams.gaps(now, streams.now)
+        usual = (statistics.median(before) + statistics.median(after)) / 2
+        waited = streams.waited(begin, end, usual) / STREAMS
+        self.calm += before + after
+        self.beside += streams.gaps(begin, end)
         self.lost.append(waited / max(end - begin, 2.0))
 
     def row(self, what: str) -> dict[str, harness.Cell]:

@@ -27,7 +27,7 @@ def test_what_was_not_used_is_saved_up_to_a_burst() -> None:
 
 
 def test_a_piece_that_took_too_long_is_paid_back_first() -> None:
-    late = after_copies(at(CopyShare(), 0.0), BURST_S + 0.07)
+    late = after_copies(at(CopyShare(), 0.0), BURST_S + SHARE)
     assert at(late, 0.9).seconds(urgent=True, decoding=True) < 0
     assert at(late, 0.9).seconds(urgent=False, decoding=True) < 0
     assert at(late, 1.1).seconds(urgent=True, decoding=True) > 0
